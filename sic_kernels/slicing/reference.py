@@ -6,6 +6,7 @@ Each function takes the inputs of the native op of its name, in the same order, 
 
 from __future__ import annotations
 
+from .reference_attend import attend
 from .reference_attention import gather, merge_many, merge_states, sliced_attention
 from .reference_pages import page_summary, score_pages
 from .reference_select import select
@@ -13,6 +14,7 @@ from .reference_sketch import append_kv, key_sketch, refine_tokens, score_tokens
 
 __all__ = [
     "append_kv",
+    "attend",
     "gather",
     "key_sketch",
     "merge_many",

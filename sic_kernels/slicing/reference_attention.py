@@ -71,7 +71,7 @@ def _softmax_times(logits: Tensor, values: Tensor, sinks: Tensor | None) -> tupl
 
 
 def gather(k_cache, v_cache, block_table, seq_lens, indices, counts, unit):
-    """k [N,Dk], v [N,Dv], indptr i64[B*T*Hkv+1]: the selected visible rows, packed in (b, t, head) order, bit for bit."""
+    """k [N,Dk], v [N,Dv], indptr i64[B*T*Hkv+1]: the selected visible rows, packed by (b, t, head), bit for bit."""
     H, page = k_cache.shape[1:3]
     B, T = indices.shape[:2]
     S = width(block_table, page, None)
@@ -90,10 +90,10 @@ def merge_many(outs, lses):
     A state of LSE -inf has no keys, and neither its output nor NaN in it counts; +inf, FlashAttention 2's mark for an
     empty state, means the same.
     """
-    l = lses.double()
-    l = l.masked_fill(l == torch.inf, -torch.inf)
-    lse = l.logsumexp(0)
-    w = (l - lse.masked_fill(lse == -torch.inf, 0)).exp()[..., None]
+    known = lses.double()
+    known = known.masked_fill(known == torch.inf, -torch.inf)
+    lse = known.logsumexp(0)
+    w = (known - lse.masked_fill(lse == -torch.inf, 0)).exp()[..., None]
     out = (outs.double() * w).masked_fill(w == 0, 0).sum(0)
     return out.to(outs.dtype), lse.float()
 

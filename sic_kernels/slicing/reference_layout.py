@@ -40,9 +40,7 @@ def place(block_table: Tensor | None, seq_lens: Tensor, page: int, S: int) -> tu
     return torch.where(live, index, 0), pos % page, live
 
 
-def live_slots(
-    block_table: Tensor | None, seq_lens: Tensor, start: Tensor | None, pages: int, page: int
-) -> Tensor:
+def live_slots(block_table: Tensor | None, seq_lens: Tensor, start: Tensor | None, pages: int, page: int) -> Tensor:
     """bool[P,page]: slots holding a live token at or after `start`, rounded down to its page's first token."""
     S = width(block_table, page, None)
     index, offset, live = place(block_table, seq_lens, page, S)
@@ -80,9 +78,7 @@ def softmax_scale(scale: float | None, D: int) -> float:
     return 1.0 / D**0.5 if scale is None else float(scale)
 
 
-def selected_positions(
-    indices: Tensor, counts: Tensor, unit: int, page: int, seen: Tensor, S: int
-) -> Tensor:
+def selected_positions(indices: Tensor, counts: Tensor, unit: int, page: int, seen: Tensor, S: int) -> Tensor:
     """bool[B,T,Hkv,S]: the positions a selection names (unit 0: tokens, 1: pages) and its query can see."""
     K = indices.shape[-1]
     listed = torch.arange(K, device=indices.device) < counts[..., None]

@@ -284,7 +284,7 @@ def _join_heads(s: Tensor, seen: Tensor, pool: int) -> Tensor:
 
 
 def _join_softmax(below: Tensor, seen: Tensor) -> Tensor:
-    """-d for the smallest d >= 0 with floor(2^30 exp(-d/256)) <= mean softmax of the group (in 2^-30), integers only."""
+    """-d, d >= 0 the smallest with floor(2^30 exp(-d/256)) <= the group's mean softmax in 2^-30; integers only."""
     w = weights(below).masked_fill(~seen, 0)
     total = w.sum(-1, keepdim=True).clamp(min=1)
     share = ((w << 30) // total).sum(-2) // below.shape[-2]
