@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:  # what the table below resolves to, for type checkers and editors
-    from . import integrations as integrations
-    from . import slicing as slicing
+    import sic_kernels.integrations
+    import sic_kernels.slicing
+
     from .runtime import metrics as metrics
     from .runtime.backends import backends as backends
     from .runtime.config import Config
@@ -46,7 +47,22 @@ _PUBLIC = {
     "ConfigError": (".runtime.errors", "ConfigError"),
 }
 
-__all__ = ["__version__", "config", *_PUBLIC]
+__all__ = [
+    "ArgumentError",
+    "BackendError",
+    "ConfigError",
+    "SicError",
+    "__version__",
+    "backends",
+    "config",
+    "gate",
+    "integrations",
+    "metrics",
+    "probe_hardware",
+    "slicing",
+    "trace",
+    "verify_determinism",
+]
 
 
 def __getattr__(name: str) -> Any:

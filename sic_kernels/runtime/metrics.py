@@ -1,0 +1,229 @@
+"""Metrics: every one is a numerator over a denominator, so that figures can be added across processes.
+
+A ratio without its two parts cannot be summed, and hides how many events it stands on. A zero denominator
+is `None` (null in JSON, NaN for Prometheus), never 0 or 100 %: nothing was measured.
+
+    from sic_kernels.runtime import metrics
+    metrics.get("sic_slice_hit_ratio").add(30, 32)       # 30 of 32 head-steps were answered sliced
+    metrics.get("sic_slice_fallback_ratio").add(2, 0, reason="omitted_mass")
+    metrics.snapshot(); metrics.prometheus_text()
+
+Thread-safe: one lock per metric, held for two additions. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import threading
+from typing import Any
+
+from .errors import ArgumentError
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_RESERVED = ("_numerator", "_denominator", "_total")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """One reading. `ratio` is None when the denominator is zero."""
+
+    numerator: float
+    denominator: float
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.denominator == 0 else self.numerator / self.denominator
+
+
+class Metric:
+    """A named ratio. kind "counter": both parts only grow (`add`); kind "gauge": both are levels (`set`)."""
+
+    def __init__(self, name: str, about: str, numerator: str, denominator: str, kind: str, label: str | None) -> None:
+        if not _NAME.fullmatch(name) or name.endswith(_RESERVED):
+            raise ArgumentError.of("metric", "name", repr(name), "a Prometheus name without a reserved ending")
+        if label is not None and not _LABEL.fullmatch(label):
+            raise ArgumentError.of("metric", "label", repr(label), "a Prometheus label name")
+        if kind not in ("counter", "gauge"):
+            raise ArgumentError.of("metric", "kind", repr(kind), "counter|gauge")
+        self.name, self.about, self.kind, self.label = name, about, kind, label
+        self.numerator, self.denominator = numerator, denominator  # what is counted, in words
+        self._lock = threading.Lock()
+        self._numerators: dict[str, float] = {}  # label value ("" when the metric has none) -> sum
+        self._denominator = 0.0  # shared by all label values: each reason's share of the same whole
+
+    def add(self, numerator: float, denominator: float, **labels: str) -> None:
+        """Add to both parts; counters only, neither part negative."""
+        key = self._key(labels)
+        if self.kind != "counter":
+            raise ArgumentError.of(self.name, "add", "a gauge", "a counter (use set)")
+        self._check(numerator, denominator, signed=False)
+        with self._lock:
+            self._numerators[key] = self._numerators.get(key, 0.0) + numerator
+            self._denominator += denominator
+
+    def set(self, numerator: float, denominator: float, **labels: str) -> None:
+        """Replace both parts; gauges only."""
+        key = self._key(labels)
+        if self.kind != "gauge":
+            raise ArgumentError.of(self.name, "set", "a counter", "a gauge (use add)")
+        self._check(numerator, denominator, signed=True)
+        with self._lock:
+            self._numerators[key] = float(numerator)
+            self._denominator = float(denominator)
+
+    def read(self) -> dict[str, Value]:
+        """Label value -> reading, sorted; the key is "" for a metric without a label."""
+        with self._lock:
+            numerators, denominator = dict(self._numerators), self._denominator
+        if self.label is None:
+            numerators.setdefault("", 0.0)
+        return {key: Value(numerators[key], denominator) for key in sorted(numerators)}
+
+    def reset(self) -> None:
+        with self._lock:
+            self._numerators.clear()
+            self._denominator = 0.0
+
+    def _key(self, labels: dict[str, str]) -> str:
+        expected = [] if self.label is None else [self.label]
+        if list(labels) != expected:
+            raise ArgumentError.of(self.name, "labels", list(labels), expected)
+        return "" if self.label is None else str(labels[self.label])
+
+    def _check(self, numerator: float, denominator: float, signed: bool) -> None:
+        for arg, value in (("numerator", numerator), ("denominator", denominator)):
+            if not math.isfinite(value) or (value < 0 and not (signed and arg == "numerator")):
+                raise ArgumentError.of(self.name, arg, value, "a finite number, not negative")
+
+
+class Registry:
+    """A set of metrics with unique names."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._metrics: dict[str, Metric] = {}
+
+    def register(
+        self,
+        name: str,
+        about: str,
+        numerator: str,
+        denominator: str,
+        *,
+        kind: str = "counter",
+        label: str | None = None,
+    ) -> Metric:
+        """Add a metric; a name that exists already is an error."""
+        metric = Metric(name, about, numerator, denominator, kind, label)
+        with self._lock:
+            if name in self._metrics:
+                raise ArgumentError.of("metrics", "name", repr(name), "a name that is not registered yet")
+            self._metrics[name] = metric
+        return metric
+
+    def get(self, name: str) -> Metric:
+        """The metric of that name; an unknown one is an error that lists the known."""
+        with self._lock:
+            metric = self._metrics.get(name)
+            known = "|".join(sorted(self._metrics))
+        if metric is None:
+            raise ArgumentError.of("metrics", "name", repr(name), known)
+        return metric
+
+    def _sorted(self) -> list[Metric]:
+        with self._lock:
+            return [self._metrics[name] for name in sorted(self._metrics)]
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """name -> {"ratio", "numerator", "denominator"}; with a label: name -> {"by_<label>": {value: the same}}.
+
+        JSON-serialisable; `ratio` is None when the denominator is zero.
+        """
+        result: dict[str, dict[str, Any]] = {}
+        for metric in self._sorted():
+            readings = {
+                key: {"ratio": v.ratio, "numerator": v.numerator, "denominator": v.denominator}
+                for key, v in metric.read().items()
+            }
+            result[metric.name] = readings[""] if metric.label is None else {f"by_{metric.label}": readings}
+        return result
+
+    def prometheus_text(self) -> str:
+        """Prometheus text exposition format 0.0.4: a gauge for the ratio and one family for each part."""
+        lines: list[str] = []
+        for metric in self._sorted():
+            readings = metric.read()
+            ending, kind = ("_total", "counter") if metric.kind == "counter" else ("", "gauge")
+            ratios = {key: math.nan if v.ratio is None else v.ratio for key, v in readings.items()}
+            tops = {key: v.numerator for key, v in readings.items()}
+            bottoms = {key: v.denominator for key, v in readings.items()}
+            lines += _family(metric, metric.name, "gauge", metric.about, ratios)
+            lines += _family(metric, f"{metric.name}_numerator{ending}", kind, metric.numerator, tops)
+            lines += _family(metric, f"{metric.name}_denominator{ending}", kind, metric.denominator, bottoms)
+        return "\n".join(lines) + "\n" if lines else ""
+
+    def reset(self) -> None:
+        """Every metric back to nothing counted (tests, or a new measuring window)."""
+        for metric in self._sorted():
+            metric.reset()
+
+
+def _family(metric: Metric, name: str, kind: str, about: str, values: dict[str, float]) -> list[str]:
+    about = about.replace("\\", r"\\").replace("\n", r"\n")
+    lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+    for key, value in values.items():
+        label = "" if metric.label is None else f'{{{metric.label}="{_escape(key)}"}}'
+        lines.append(f"{name}{label} {_number(value)}")
+    return lines
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+
+
+REGISTRY = Registry()
+register, get = REGISTRY.register, REGISTRY.get
+snapshot, prometheus_text, reset = REGISTRY.snapshot, REGISTRY.prometheus_text, REGISTRY.reset
+
+# The metrics of the mission. A family may register more.
+# fmt: off
+register("sic_slice_hit_ratio", "Share of eligible head-steps that were answered sliced.",
+         "head-steps answered from the slice", "head-steps eligible for slicing")
+register("sic_slice_fallback_ratio", "Share of eligible head-steps that fell back to dense attention, by reason.",
+         "head-steps recomputed dense", "head-steps eligible for slicing", label="reason")
+register("sic_slice_read_ratio", "Share of the KV bytes that were read, index included.",
+         "bytes read", "bytes of the visible keys and values")
+register("sic_cursor_recovery_ratio", "Share of resumed cursors that went on where they stopped.",
+         "cursors resumed", "cursors presented")
+register("sic_hash_collision_ratio", "Share of look-ups whose digest matched but whose tokens did not.",
+         "digest collisions", "look-ups")
+register("sic_pool_utilisation_ratio", "Share of the reserved pool in use.",
+         "bytes in use", "bytes reserved", kind="gauge")
+register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
+         "segments replayed", "segments needed")
+register("sic_redundancy_elimination_ratio", "RER: time saved per token over the time before.",
+         "seconds before minus seconds after", "seconds before", kind="gauge")
+register("sic_termination_accuracy_ratio", "TA: share of stops that were at a complete answer.",
+         "stops at a complete answer", "stops")
+register("sic_cache_hit_drift_ratio", "CHD: change of the hit rate between two windows over the old rate.",
+         "absolute change of the hit rate", "hit rate of the old window", kind="gauge")
+register("sic_token_efficiency_ratio", "TER: share of computed tokens that were useful.",
+         "useful tokens", "tokens computed, with padding and discarded drafts")
+register("sic_padding_efficiency_ratio", "Share of the tokens in a packed batch that are not padding.",
+         "real tokens", "tokens in the batch")
+register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one.",
+         "bytes coded", "bytes uncoded", kind="gauge")
+register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",
+         "seconds in predictions", "predictions")
+# fmt: on
