@@ -1,0 +1,111 @@
+"""doctor works with nothing but the standard library, and says how to get what is missing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sic_kernels as sic
+from sic_kernels.cli import COMMANDS, doctor, main
+
+PACKAGE = Path(sic.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Run the command line with only the Python files of the package and the standard library importable."""
+    root = tmp_path_factory.mktemp("bare")
+    for source in PACKAGE.rglob("*.py"):
+        target = root / "sic_kernels" / source.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+
+    def run(*args, **environ):
+        # -S: no site-packages; -E would hide PYTHONPATH, which is the only path given.
+        return subprocess.run(
+            [sys.executable, "-S", "-m", "sic_kernels", *args],
+            env={"PYTHONPATH": str(root), "PATH": os.environ["PATH"], **environ},
+            cwd=root, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_bare_interpreter_is_really_bare(tmp_path):
+    done = subprocess.run([sys.executable, "-S", "-c", "import torch"], cwd=tmp_path, env={}, capture_output=True, check=False)
+    assert done.returncode != 0
+    done = subprocess.run([sys.executable, "-S", "-c", "import numpy"], cwd=tmp_path, env={}, capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+def test_json_with_the_standard_library_only(bare):
+    done = bare("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert report["version"] == sic.__version__
+    assert report["native"]["built"] is False
+    assert "pip install" in report["native"]["remedy"]
+    assert report["packages"]["torch"]["version"] is None
+    assert "pip install" in report["packages"]["torch"]["remedy"]
+    assert report["settings"]["slice_ratio"] == 0.12
+    for name in ("gpu", "nvlink", "ecc", "pcie", "cpu_isa", "threads"):
+        assert report["hardware"][name]["status"] in ("pass", "fail", "unknown")
+        assert report["hardware"][name]["source"]
+
+
+def test_text_with_the_standard_library_only(bare):
+    done = bare("doctor")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for word in ("Build", "Backends", "Hardware", "Packages", "Tools", "nvlink", "pip install"):
+        assert word in done.stdout
+
+
+def test_strict_exit_status(bare):
+    assert bare("doctor", "--strict").returncode == 1
+
+
+def test_a_broken_setting_is_reported_and_hides_nothing(bare):
+    done = bare("doctor", "--json", SIC_LOGG="info")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert "did you mean SIC_LOG?" in report["settings"]["error"]
+    assert report["packages"]["numpy"]["version"] is None
+
+
+def test_other_commands_say_what_they_need(bare):
+    done = bare("cmakedir")
+    assert done.returncode == 1
+    assert "pip install" in done.stderr
+    assert bare().returncode == 2
+    assert bare("dcotor").returncode == 2
+    assert bare("--help").returncode == 0
+    assert bare("--version").stdout.strip() == sic.__version__
+
+
+def test_here_everything_needed_is_there(capsys):
+    """In the development environment the module is built: a test run without it would prove nothing."""
+    assert main(["doctor", "--json", "--strict"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["native"]["built"] is True
+    assert Path(report["native"]["path"]).is_file()
+    assert report["backends"]["cpu"] == "available"
+    assert report["packages"]["torch"]["version"]
+
+
+def test_text_keeps_square_brackets(capsys):
+    doctor._show({**doctor.examine(), "packages": {"x": {"needed_for": "y", "remedy": "pip install 'a[demo]'"}}})
+    assert "a[demo]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"python -m sic_kernels {command}" in capsys.readouterr().out
