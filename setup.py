@@ -19,13 +19,15 @@ from pathlib import Path
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 
 
 def tool(name: str) -> str:
-    """The tool of the build environment (a PyPI package puts it beside the interpreter), else the system's."""
-    found = shutil.which(name)
+    """The tool on PATH (a build environment puts its own first), else the one beside the interpreter."""
+    beside = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    found = shutil.which(name, path=beside)
     if found is None:
         raise SystemExit(f"sic_kernels: {name} was not found; install it (Debian: cmake ninja-build g++)")
     return found
@@ -48,6 +50,15 @@ def pybind11_dir(build: Path) -> Path:
     return kept / "share" / "cmake" / "pybind11"
 
 
+class BuildPython(build_py):
+    """build/lib outlives the process too: without this a wheel would carry files that were deleted since."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 def jobs() -> int:
     cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     return int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", len(cores)))
@@ -66,7 +77,7 @@ class BuildNative(build_ext):
             cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_BUILD_TYPE={os.environ.get('CMAKE_BUILD_TYPE', 'Release')}",
-            "-DSIC_BUILD_PYTHON=ON",
+            "-DSIC_PYTHON=ON",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11_dir(build)}",
             *shlex.split(os.environ.get("SIC_CMAKE_ARGS", "")),
@@ -74,10 +85,13 @@ class BuildNative(build_ext):
         subprocess.check_call(configure)
         subprocess.check_call([cmake, "--build", str(build), "--parallel", str(jobs())])
         # The module beside the Python files; the rest (headers, library, CMake package, sources) under _native.
+        shutil.rmtree(module.parent / "_native", ignore_errors=True)
         for component, prefix in (("python", module.parent), ("dev", module.parent / "_native")):
             subprocess.check_call([cmake, "--install", str(build), "--component", component, "--prefix", str(prefix)])
         if not module.exists():
             raise SystemExit(f"sic_kernels: the build made no {module.name}")
 
 
-setup(ext_modules=[Extension("sic_kernels._C", sources=[])], cmdclass={"build_ext": BuildNative})
+setup(
+    ext_modules=[Extension("sic_kernels._C", sources=[])], cmdclass={"build_py": BuildPython, "build_ext": BuildNative}
+)

@@ -35,9 +35,13 @@ def bare(tmp_path_factory):
 
 
 def test_bare_interpreter_is_really_bare(tmp_path):
-    done = subprocess.run([sys.executable, "-S", "-c", "import torch"], cwd=tmp_path, env={}, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import torch"], cwd=tmp_path, env={}, capture_output=True, check=False
+    )
     assert done.returncode != 0
-    done = subprocess.run([sys.executable, "-S", "-c", "import numpy"], cwd=tmp_path, env={}, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import numpy"], cwd=tmp_path, env={}, capture_output=True, check=False
+    )
     assert done.returncode != 0
 
 

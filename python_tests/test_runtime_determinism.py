@@ -30,7 +30,10 @@ def test_equal():
 
     def fn():
         calls.append(1)
-        return {"a": [torch.arange(6.0).view(2, 3).t(), 1.5, None, "x", True], "b": Box(torch.ones(2, dtype=torch.bfloat16))}
+        return {
+            "a": [torch.arange(6.0).view(2, 3).t(), 1.5, None, "x", True],
+            "b": Box(torch.ones(2, dtype=torch.bfloat16)),
+        }
 
     report = sic.verify_determinism(fn, runs=4)
     assert report

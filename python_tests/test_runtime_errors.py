@@ -15,7 +15,9 @@ def test_tree():
 
 
 def test_format():
-    error = sic.ArgumentError.of("sliced_attention", "k_cache", "float64[8,3,16,64]", "float32|float16|bfloat16 of rank 4")
+    error = sic.ArgumentError.of(
+        "sliced_attention", "k_cache", "float64[8,3,16,64]", "float32|float16|bfloat16 of rank 4"
+    )
     assert str(error) == (
         "sliced_attention: k_cache: got float64[8,3,16,64], expected float32|float16|bfloat16 of rank 4"
     )

@@ -27,7 +27,9 @@ def test_nothing_is_recorded_outside():
 def test_record_is_json_and_a_copy(tmp_path):
     scores = torch.tensor([[1.0, -math.inf], [math.nan, 2.0]])
     with sic.trace() as step:
-        trace.record("attend", layer=3, scores=scores, chosen=Pair(torch.tensor([4, 5]), "page"), ratio=0.12, bound=math.inf)
+        trace.record(
+            "attend", layer=3, scores=scores, chosen=Pair(torch.tensor([4, 5]), "page"), ratio=0.12, bound=math.inf
+        )
         scores.zero_()
     step.save(tmp_path / "step.json")
     data = json.loads((tmp_path / "step.json").read_text(), parse_constant=lambda c: 1 / 0)

@@ -1,0 +1,16 @@
+# One clear notice of what is built for GPUs.
+file(GLOB SIC_CUDA_SOURCES CONFIGURE_DEPENDS csrc/*/*_cuda.cu)
+if(SIC_CUDA STREQUAL "OFF")
+  message(STATUS "sic_kernels: CPU backend only (SIC_CUDA=OFF)")
+elseif(NOT SIC_CUDA_SOURCES)
+  message(STATUS "sic_kernels: CPU backend only (this version has no CUDA kernels)")
+else()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER AND SIC_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "sic_kernels: SIC_CUDA=ON, but no CUDA compiler was found; put nvcc on PATH or set CUDACXX")
+  elseif(NOT CMAKE_CUDA_COMPILER)
+    message(NOTICE "sic_kernels: no CUDA compiler (nvcc) was found: building the CPU backend only. "
+                   "For the cuda backend install the CUDA toolkit, put nvcc on PATH and build again.")
+  endif()
+endif()

@@ -1,0 +1,132 @@
+"""Run every slicing operation again and again and compare the bits: from run to run, between thread counts, and for
+one sequence alone and inside batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+HEADS, GROUP, DIM, PAGE, TOKENS = 2, 4, 64, 16, 2000
+BATCHES = (1, 2, 8)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.add_argument("--runs", type=int, default=20, help="runs of each operation in each process")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts, one process each")
+    parser.add_argument("--backend", default="auto", help="backend to check")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every bit agrees, else 1."""
+    if args.worker:
+        print(json.dumps(examine(args.runs, args.backend)))
+        return 0
+    by_threads = {n: _in_process(args, n) for n in args.threads}
+    report = {"runs": args.runs, "operations": _join(by_threads)}
+    report["equal"] = all(row["equal"] for row in report["operations"].values())
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        _show(report)
+    return 0 if report["equal"] else 1
+
+
+def _in_process(args: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Results of one thread count; settings are frozen at first use, so each count needs its own process."""
+    command = [sys.executable, "-m", "sic_kernels", "verify-determinism", "--worker"]
+    command += ["--runs", str(args.runs), "--backend", args.backend]
+    done = subprocess.run(
+        command, env={**os.environ, "SIC_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def _join(by_threads: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """operation -> {"equal", "digest", "why"} over all thread counts."""
+    first = next(iter(by_threads.values()))
+    joined = {}
+    for name, row in first.items():
+        why = [f"{n} threads: {rows[name]['why']}" for n, rows in by_threads.items() if rows[name]["why"]]
+        digests = {n: rows[name]["digest"] for n, rows in by_threads.items()}
+        if len(set(digests.values())) > 1:
+            why.append(f"differs between thread counts: {digests}")
+        joined[name] = {"equal": not why, "digest": row["digest"], "why": "; ".join(why)}
+    return joined
+
+
+def _show(report: dict[str, Any]) -> None:
+    width = max(map(len, report["operations"]))
+    for name, row in report["operations"].items():
+        print(f"{name:<{width}}  {'equal' if row['equal'] else 'DIFFERS':<7}  {row['digest']}  {row['why']}".rstrip())
+    print("every bit agrees" if report["equal"] else "some bits differ")
+
+
+# --- what runs in each process ---------------------------------------------------------------------------------------
+
+
+def examine(runs: int, backend: str) -> dict[str, Any]:
+    """operation -> {"digest", "why"}: repeated runs, and the first sequence alone against the same one in batches."""
+    from ..runtime.determinism import verify_determinism
+
+    rows = {}
+    largest = _operations(max(BATCHES), backend)
+    for name, op in largest.items():
+        report = verify_determinism(op, runs=runs)
+        rows[name] = {"digest": report.digest, "why": report.difference}
+    for batch in BATCHES[:-1]:
+        for name, op in _operations(batch, backend).items():
+            if not _same_rows(op(), largest[name](), batch):
+                rows[name]["why"] += f" batch of {batch} differs from the same rows in a batch of {max(BATCHES)}"
+    return rows
+
+
+def _same_rows(small: Any, large: Any, batch: int) -> bool:
+    """Whether the first rows of every tensor (first axis: sequences) have the same bits."""
+    from ..testing import same_bits
+
+    return all(same_bits(a, b[:batch]) for a, b in zip(small, large))
+
+
+def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
+    """operation -> call that returns its tensors. Sequence i is the same whatever the batch."""
+    import torch
+
+    from .. import slicing
+
+    wide = max(BATCHES)
+    gen = torch.Generator().manual_seed(0)
+    pages_each = -(-TOKENS // PAGE)
+    shape = (wide * pages_each, HEADS, PAGE, DIM)
+    k = torch.randn(shape, generator=gen).to(torch.bfloat16)
+    v = torch.randn(shape, generator=gen).to(torch.bfloat16)
+    q = torch.randn(wide, 1, HEADS * GROUP, DIM, generator=gen).to(torch.bfloat16)[:batch]
+    table = torch.randperm(wide * pages_each, generator=gen).view(wide, pages_each).to(torch.int32)[:batch]
+    lens = torch.tensor([TOKENS - 97 * i for i in range(wide)], dtype=torch.int32)[:batch]
+
+    params = slicing.calibrate(k.transpose(1, 2).reshape(-1, HEADS, DIM))
+    sketch = slicing.key_sketch(k, table, lens, params)
+    summary = slicing.page_summary(k, table, lens)
+    forced = {"backend": None if backend == "auto" else backend}
+    chosen = slicing.select(slicing.score_tokens(q, sketch, table, lens), lens, unit="token", page_size=PAGE)
+
+    def attend() -> tuple:
+        got = slicing.attend(q, k, v, sketch, table, lens, **forced)
+        return got.out, got.lse, got.selection.indices, got.selection.counts, got.omitted_mass, got.status
+
+    return {
+        "score_tokens": lambda: (slicing.score_tokens(q, sketch, table, lens, **forced),),
+        "score_pages": lambda: (slicing.score_pages(q, summary, table, lens, page_size=PAGE, **forced),),
+        "refine_tokens": lambda: (slicing.refine_tokens(q, sketch, chosen, table, lens, **forced),),
+        "sliced_attention": lambda: tuple(slicing.sliced_attention(q, k, v, table, lens, chosen, **forced)),
+        "dense_attention": lambda: tuple(slicing.sliced_attention(q, k, v, table, lens, **forced)),
+        "attend": attend,
+    }

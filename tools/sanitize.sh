@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# C++ tests and the Python fuzz tests against a build under AddressSanitizer. Arguments go to pytest
+# (default: the fuzz tests).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+python=${PYTHON:-python}
+build=build/asan
+site=$build/site
+
+cmake -G Ninja -S . -B "$build" -DSIC_TESTS=ON -DSIC_PYTHON=ON -DSIC_SANITIZE=address,undefined -DSIC_INSTALL=ON \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$(command -v "$python")" \
+  -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" >/dev/null
+cmake --build "$build"
+
+echo "-- C++ tests under AddressSanitizer"
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+ctest --test-dir "$build" --output-on-failure
+
+echo "-- Python tests under AddressSanitizer"
+rm -rf "$site"
+mkdir -p "$site/sic_kernels"
+cp -R sic_kernels/. "$site/sic_kernels/"
+rm -f "$site"/sic_kernels/_C.*.so
+cmake --install "$build" --component python --prefix "$root/$site/sic_kernels" >/dev/null
+
+export PYTHONPATH=$root/$site
+export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"
+# Python and torch keep memory until the end, so leaks are not looked for; a bad access stops the run.
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
+"$python" -c 'import sic_kernels; assert "/asan/site/" in sic_kernels.__file__, sic_kernels.__file__'
+[ $# -gt 0 ] || set -- python_tests -k fuzz
+exec "$python" -m pytest -p no:cacheprovider -q "$@"
