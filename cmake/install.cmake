@@ -4,7 +4,7 @@
 include(CMakePackageConfigHelpers)
 
 set(SIC_CMAKE_DIR lib/cmake/sic_kernels)
-install(TARGETS sic EXPORT sic_kernelsTargets ARCHIVE DESTINATION lib LIBRARY DESTINATION lib COMPONENT dev)
+install(TARGETS sic EXPORT sic_kernelsTargets ARCHIVE DESTINATION lib COMPONENT dev LIBRARY DESTINATION lib COMPONENT dev)
 install(EXPORT sic_kernelsTargets NAMESPACE sic:: DESTINATION ${SIC_CMAKE_DIR} COMPONENT dev)
 install(
   DIRECTORY csrc/core csrc/slicing
@@ -25,5 +25,5 @@ install(DIRECTORY cmake DESTINATION src COMPONENT dev)
 install(DIRECTORY csrc DESTINATION src COMPONENT dev PATTERN "bind" EXCLUDE)
 
 if(SIC_PYTHON)
-  install(TARGETS _C LIBRARY DESTINATION . RUNTIME DESTINATION . COMPONENT python)
+  install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
 endif()
