@@ -16,13 +16,17 @@ using sic::view_of;
 constexpr int64_t kTokens = 4096, kPage = 16, kPages = kTokens / kPage, kHeads = 2, kGroup = 4, kDim = 64;
 constexpr int64_t kQueryHeads = kHeads * kGroup, kPlanes = 2, kSketchBytes = kPlanes * kPage * (kDim / 8);
 
-// Keys that differ in how well they fit the query, as the keys of a model do.
+// Queries that attend to few of the keys, and alike within a group of heads, as the heads of a model do.
 void fill(std::vector<float>& q, std::vector<float>& k, std::vector<float>& v) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
-  for (float& x : q) x = 2 * normal(random);
   for (float& x : k) x = normal(random);
   for (float& x : v) x = normal(random);
+  for (int64_t head = 0; head < kHeads; ++head)
+    for (int64_t d = 0; d < kDim; ++d) {
+      const float shared = 4 * normal(random);
+      for (int64_t g = 0; g < kGroup; ++g) q[(head * kGroup + g) * kDim + d] = shared + normal(random);
+    }
 }
 
 double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
