@@ -54,7 +54,7 @@ def sliced_attention(
     values = per_position(scaled_keys(v_cache, v_scale), block_table, seq_lens, page, S).double()
     extra = None if sinks is None else sinks.double().reshape(1, 1, H, Hq // H)
     out, lse = _softmax_times(logits, values, extra)
-    return out.reshape(B, T, Hq, -1).to(q.dtype), lse.reshape(B, T, Hq).float()
+    return out.reshape(B, T, Hq, v_cache.shape[-1]).to(q.dtype), lse.reshape(B, T, Hq).float()
 
 
 def _softmax_times(logits: Tensor, values: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
