@@ -1,0 +1,27 @@
+// The Python module _C: its parts, and facts about the build.
+#include <pybind11/pybind11.h>
+
+#include "bind/tensor_arg.h"
+#include "core/isa.h"
+#include "core/parallel.h"
+
+namespace sic::bind {
+void bind_slicing(py::module_&);
+}
+
+PYBIND11_MODULE(_C, m) {
+  namespace py = pybind11;
+  sic::bind::register_errors(m);
+  sic::bind::bind_slicing(m);
+  m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
+  m.def("num_threads", &sic::num_threads);
+  m.def("thread_pool", &sic::thread_pool_name);
+  m.def("force_isa", &sic::force_isa);
+  m.def("isa", [] { return sic::name(sic::current_isa()); });
+  m.def("supported_isas", [] {
+    py::list names;
+    for (auto isa : {sic::Isa::plain, sic::Isa::avx2, sic::Isa::avx512, sic::Isa::neon})
+      if (sic::is_supported(isa)) names.append(sic::name(isa));
+    return names;
+  });
+}

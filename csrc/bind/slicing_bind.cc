@@ -1,0 +1,224 @@
+// The slicing ops for Python: objects become argument structs, missing outputs are allocated once the inputs are checked.
+#include <cmath>
+#include <optional>
+#include <pybind11/stl.h>
+
+#include "bind/tensor_arg.h"
+#include "slicing/sketch.h"
+#include "slicing/validate.h"
+
+namespace sic::bind {
+namespace {
+
+using namespace slicing;
+using Number = std::optional<double>;
+using Count = std::optional<int64_t>;
+
+enum Code { kCheck = 0, kCpu = 1, kCuda = 2 };
+
+Exec exec_for(const TensorView& first, int code) { return {code == kCheck ? first.device : code == kCuda ? Device::cuda : Device::cpu, code == kCheck, nullptr}; }
+
+// Checks, allocates with `allocate`, runs without the GIL.
+template <class A, class Allocate>
+void run(void (*op)(const A&, const Exec&), A& args, const TensorView& first, int code, bool outputs_given, Allocate allocate) {
+  Exec exec = exec_for(first, code);
+  if (!outputs_given) {
+    exec.check_only = true;
+    op(args, exec);
+  }
+  allocate();
+  exec = exec_for(first, code);
+  py::gil_scoped_release release;
+  op(args, exec);
+}
+
+float default_scale(Number scale, const TensorView& q) {
+  return scale ? static_cast<float>(*scale) : static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.rank > 0 ? q.shape[q.rank - 1] : 1)));
+}
+
+int64_t positions(const TensorView& block_table, int64_t page) { return block_table.rank == 2 ? block_table.shape[1] * page : page; }
+
+int64_t dim(const TensorView& v, int axis) { return axis < v.rank ? v.shape[axis] : 0; }
+
+py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots, py::handle k_scale, py::handle v_scale, py::handle bits,
+                    py::handle norm, py::handle centre, py::handle summary, py::handle, int code) {
+  Args in("append_kv");
+  AppendKvArgs a{in("k", k), in("v", v), in("k_cache", k_cache), in("v_cache", v_cache), in("slots", slots), in.scale("k_scale", k_scale), in.scale("v_scale", v_scale),
+                 in("sketch.bits", bits), in("sketch.norm", norm), in("params.centre", centre), in("summary", summary)};
+  run(slicing::append_kv, a, a.k_cache, code, true, [] {});
+  return py::tuple(0);
+}
+
+py::tuple key_sketch(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle centre, py::handle k_scale, int planes, py::handle start, py::object bits,
+                     py::object norm, py::handle, int code) {
+  Args in("key_sketch");
+  KeySketchArgs a{in("k_cache", k_cache), in("block_table", block_table), in("seq_lens", seq_lens), in("params.centre", centre), in.scale("k_scale", k_scale), planes,
+                  in("start", start), in("bits", bits), in("norm", norm)};
+  run(slicing::key_sketch, a, a.k_cache, code, a.bits.given(), [&] {
+    const int64_t P = a.k_cache.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2];
+    a.bits = in("bits", bits = output(bits, k_cache, {P, Hkv, planes * sketch_plane_bytes(page, a.k_cache.shape[3])}, DType::u8, true));
+    a.norm = in("norm", norm = output(norm, k_cache, {P, Hkv, page}, DType::bf16, true));
+  });
+  return py::make_tuple(bits, norm);
+}
+
+SketchScoreArgs scoring(Args& in, py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens, int64_t page, int planes, int pool, Number scale,
+                        Count max_seq_len) {
+  SketchScoreArgs a;
+  a.q = in("q", q), a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm);
+  a.block_table = in("block_table", block_table), a.seq_lens = in("seq_lens", seq_lens);
+  a.page = page, a.planes = planes, a.pool = static_cast<Pool>(pool);
+  a.scale = default_scale(scale, a.q);
+  a.max_seq_len = max_seq_len.value_or(positions(a.block_table, page));
+  return a;
+}
+
+py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens, int64_t page, int planes, int pool, Number scale,
+                        Count max_seq_len, py::object out, py::handle, int code) {
+  Args in("score_tokens");
+  SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len);
+  a.out = in("out", out);
+  run(slicing::score_tokens, a, a.q, code, a.out.given(),
+      [&] { a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], a.max_seq_len}, DType::i16)); });
+  return out;
+}
+
+py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens, int64_t page, py::handle indices, py::handle counts, int pool,
+                         Number scale, Count max_seq_len, py::object out, py::handle, int code) {
+  Args in("refine_tokens");
+  SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, 2, pool, scale, max_seq_len);
+  a.cand_indices = in("candidates.indices", indices), a.cand_counts = in("candidates.counts", counts);
+  a.out = in("out", out);
+  run(slicing::refine_tokens, a, a.q, code, a.out.given(),
+      [&] { a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], dim(a.cand_indices, 3)}, DType::i16)); });
+  return out;
+}
+
+py::object page_summary(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale, py::handle start, py::object summary, py::handle, int code) {
+  Args in("page_summary");
+  PageSummaryArgs a{in("k_cache", k_cache), in("block_table", block_table), in("seq_lens", seq_lens), in.scale("k_scale", k_scale), in("start", start), in("summary", summary)};
+  run(slicing::page_summary, a, a.k_cache, code, a.summary.given(), [&] {
+    const TensorView& c = a.k_cache;
+    a.summary = in("summary", summary = output(summary, k_cache, {c.shape[0], c.shape[1], 2, c.shape[3]}, summary_dtype(c.dtype), true));
+  });
+  return summary;
+}
+
+py::object score_pages(py::handle q, py::handle summary, py::handle block_table, py::handle seq_lens, int64_t page, double beta, int pool, Number scale, Count max_seq_len,
+                       py::object out, py::handle, int code) {
+  Args in("score_pages");
+  ScorePagesArgs a{in("q", q), in("summary", summary), in("block_table", block_table), in("seq_lens", seq_lens), page, static_cast<float>(beta), static_cast<Pool>(pool), 0, 0, in("out", out)};
+  a.scale = default_scale(scale, a.q);
+  a.max_seq_len = max_seq_len.value_or(positions(a.block_table, page));
+  run(slicing::score_pages, a, a.q, code, a.out.given(),
+      [&] { a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.summary.shape[1], ceil_div(a.max_seq_len, page)}, DType::f32)); });
+  return out;
+}
+
+py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page, double ratio, py::handle budget, Number top_p, int64_t sink, int64_t recent, py::handle keep,
+                 Count capacity, py::object indices, py::object counts, py::handle, int code) {
+  Args in("select");
+  SelectArgs a;
+  a.scores = in("scores", scores), a.seq_lens = in("seq_lens", seq_lens);
+  a.unit = static_cast<Unit>(unit), a.page = page, a.ratio = ratio;
+  if (PyLong_Check(budget.ptr())) {
+    a.budget = budget.cast<int64_t>();
+    Check("select").value(a.budget >= 0, "budget", static_cast<double>(a.budget), "0 or more tokens");
+  } else {
+    a.budgets = in("budget", budget);
+  }
+  a.top_p = top_p.value_or(1.0), a.sink = sink, a.recent = recent;
+  a.keep = in("keep", keep);
+  a.indices = in("indices", indices), a.counts = in("counts", counts);
+  run(slicing::select, a, a.scores, code, a.indices.given(), [&] {
+    const TensorView& s = a.scores;
+    const int64_t K = capacity.value_or(a.indices.given() ? 0 : selection_capacity(a));
+    a.indices = in("indices", indices = output(indices, scores, {s.shape[0], s.shape[1], s.shape[2], K}, DType::i32));
+    a.counts = in("counts", counts = output(counts, scores, {s.shape[0], s.shape[1], s.shape[2]}, DType::i32));
+  });
+  return py::make_tuple(indices, counts);
+}
+
+PagedKv paged(Args& in, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale = {}, py::handle v_scale = {}) {
+  return {in("k_cache", k_cache), in("v_cache", v_cache), in("block_table", block_table), in("seq_lens", seq_lens), in.scale("k_scale", k_scale), in.scale("v_scale", v_scale)};
+}
+
+py::tuple gather(py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, py::handle indices, py::handle counts, int unit, py::object k, py::object v,
+                 py::object indptr, py::handle, int code) {
+  Args in("gather");
+  GatherArgs a{paged(in, k_cache, v_cache, block_table, seq_lens), {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)}, in("k", k), in("v", v), in("indptr", indptr)};
+  run(slicing::gather, a, a.kv.k_cache, code, a.k.given(), [&] {
+    const TensorView& s = a.selected.indices;
+    const int64_t rows = a.k.given() ? 0 : gathered_rows(a);
+    a.k = in("k", k = output(k, k_cache, {rows, a.kv.k_cache.shape[3]}, a.kv.k_cache.dtype));
+    a.v = in("v", v = output(v, k_cache, {rows, a.kv.v_cache.shape[3]}, a.kv.v_cache.dtype));
+    a.indptr = in("indptr", indptr = output(indptr, k_cache, {s.shape[0] * s.shape[1] * s.shape[2] + 1}, DType::i64));
+  });
+  return py::make_tuple(k, v, indptr);
+}
+
+AttentionArgs attention(Args& in, py::handle q, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, Number scale, py::handle key_bias, Number softcap,
+                        Count window, py::handle sinks, py::handle k_scale, py::handle v_scale, Count max_seq_len) {
+  AttentionArgs a;
+  a.q = in("q", q);
+  a.kv = paged(in, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale);
+  a.scale = default_scale(scale, a.q);
+  a.key_bias = in("key_bias", key_bias), a.sinks = in("sinks", sinks);
+  a.softcap = static_cast<float>(softcap.value_or(0)), a.window = window.value_or(0);
+  a.max_seq_len = max_seq_len.value_or(positions(a.kv.block_table, dim(a.kv.k_cache, 2)));
+  return a;
+}
+
+py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, py::handle indices, py::handle counts, int unit,
+                           Number scale, py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale, py::handle v_scale, Count max_seq_len, py::object out,
+                           py::object lse, py::handle workspace, int code) {
+  Args in("sliced_attention");
+  AttentionArgs a = attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len);
+  a.selected = {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)};
+  a.out = in("out", out), a.lse = in("lse", lse), a.workspace = in("workspace", workspace);
+  run(slicing::sliced_attention, a, a.q, code, a.out.given() && a.lse.given(), [&] {
+    a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2], a.kv.v_cache.shape[3]}, a.q.dtype));
+    a.lse = in("lse", lse = output(lse, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2]}, DType::f32));
+  });
+  return py::make_tuple(out, lse);
+}
+
+py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::object out, py::object lse, py::handle, int code) {
+  Args in("merge_states");
+  MergeStatesArgs a{in("out_a", out_a), in("lse_a", lse_a), in("out_b", out_b), in("lse_b", lse_b), in("out", out), in("lse", lse)};
+  run(slicing::merge_states, a, a.out_a, code, a.out.given() && a.lse.given(), [&] {
+    const TensorView& s = a.out_a;
+    a.out = in("out", out = output(out, out_a, {s.shape[0], s.shape[1], s.shape[2]}, s.dtype));
+    a.lse = in("lse", lse = output(lse, out_a, {s.shape[0], s.shape[1]}, DType::f32));
+  });
+  return py::make_tuple(out, lse);
+}
+
+py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::object lse, py::handle, int code) {
+  Args in("merge_many");
+  MergeArgs a{in("outs", outs), in("lses", lses), in("out", out), in("lse", lse)};
+  run(slicing::merge_many, a, a.outs, code, a.out.given() && a.lse.given(), [&] {
+    const TensorView& s = a.outs;
+    a.out = in("out", out = output(out, outs, {s.shape[1], s.shape[2], s.shape[3]}, s.dtype));
+    a.lse = in("lse", lse = output(lse, outs, {s.shape[1], s.shape[2]}, DType::f32));
+  });
+  return py::make_tuple(out, lse);
+}
+
+}  // namespace
+
+void bind_slicing(py::module_& m) {
+  m.def("append_kv", &append_kv);
+  m.def("key_sketch", &key_sketch);
+  m.def("score_tokens", &score_tokens);
+  m.def("refine_tokens", &refine_tokens);
+  m.def("page_summary", &page_summary);
+  m.def("score_pages", &score_pages);
+  m.def("select", &select);
+  m.def("gather", &gather);
+  m.def("sliced_attention", &sliced_attention);
+  m.def("merge_states", &merge_states);
+  m.def("merge_many", &merge_many);
+}
+
+}  // namespace sic::bind

@@ -1,0 +1,162 @@
+#include "bind/tensor_arg.h"
+
+#include <string>
+
+#include "core/dlpack_abi.h"
+
+namespace sic::bind {
+namespace {
+
+DType dtype_from(dlpack::DataType t) {
+  if (t.lanes != 1) return DType::other;
+  switch (t.code) {
+    case dlpack::kFloat:
+      return t.bits == 32 ? DType::f32 : t.bits == 16 ? DType::f16 : t.bits == 64 ? DType::f64 : DType::other;
+    case dlpack::kBfloat:
+      return t.bits == 16 ? DType::bf16 : DType::other;
+    case dlpack::kFloat8E4m3fn:
+      return DType::f8e4m3;
+    case dlpack::kInt:
+      return t.bits == 32 ? DType::i32 : t.bits == 64 ? DType::i64 : t.bits == 16 ? DType::i16 : t.bits == 8 ? DType::i8 : DType::other;
+    case dlpack::kUInt:
+      return t.bits == 8 ? DType::u8 : DType::other;
+    case dlpack::kBool:
+      return DType::boolean;
+    default:
+      return DType::other;
+  }
+}
+
+TensorView view_from(const Check& check, const char* arg, const dlpack::Tensor& t) {
+  check.value(t.rank <= kMaxRank, arg, t.rank, "at most 8 dimensions");
+  TensorView v;
+  v.dtype = dtype_from(t.dtype);
+  v.data = static_cast<char*>(t.data) + t.byte_offset;
+  v.device = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost ? Device::cpu : Device::cuda;
+  v.device_id = t.device.id;
+  v.rank = t.rank;
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    v.shape[i] = t.shape[i];
+    v.stride[i] = t.strides ? t.strides[i] : stride;
+    stride *= t.shape[i];
+  }
+  return v;
+}
+
+// The exchange table of a type, or null; looked up once per type.
+const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
+  struct Known {
+    PyTypeObject* type;
+    const dlpack::ExchangeApi* api;
+  };
+  static Known known[8];
+  static int count = 0;
+  for (int i = 0; i < count; ++i)
+    if (known[i].type == type) return known[i].api;
+  const dlpack::ExchangeApi* api = nullptr;
+  py::object type_object = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type));
+  py::object capsule = py::getattr(type_object, "__dlpack_c_exchange_api__", py::none());
+  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
+    api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (api->version.major != 1 || !api->tensor_from_object) api = nullptr;
+  }
+  if (count < 8) {
+    Py_INCREF(type);  // the entry keeps the type alive: its address may not be reused
+    known[count++] = {type, api};
+  }
+  return api;
+}
+
+[[noreturn]] void fail_not_a_tensor(const Check& check, const char* arg, py::handle object, const char* why) {
+  check.fail(arg, std::string(Py_TYPE(object.ptr())->tp_name) + why, "a torch tensor or an array with DLPack");
+}
+
+TensorView from_cuda_array(const Check& check, const char* arg, const py::dict& info) {
+  dlpack::Tensor t{};
+  const auto typestr = info["typestr"].cast<std::string>();
+  const uint8_t bits = static_cast<uint8_t>(8 * std::stoi(typestr.substr(2)));
+  const char kind = typestr[1];
+  t.dtype = {static_cast<uint8_t>(kind == 'f' ? dlpack::kFloat : kind == 'i' ? dlpack::kInt : kind == 'u' ? dlpack::kUInt : 255), bits, 1};
+  t.device = {dlpack::kCuda, 0};
+  t.data = reinterpret_cast<void*>(py::tuple(info["data"])[0].cast<uintptr_t>());
+  int64_t shape[kMaxRank], strides[kMaxRank];
+  const py::tuple dims = info["shape"];
+  t.rank = static_cast<int32_t>(dims.size());
+  check.value(t.rank <= kMaxRank, arg, t.rank, "at most 8 dimensions");
+  const bool strided = info.contains("strides") && !info["strides"].is_none();
+  for (int i = 0; i < t.rank; ++i) {
+    shape[i] = dims[i].cast<int64_t>();
+    if (strided) strides[i] = py::tuple(info["strides"])[i].cast<int64_t>() / (bits / 8);
+  }
+  t.shape = shape;
+  t.strides = strided ? strides : nullptr;
+  return view_from(check, arg, t);
+}
+
+}  // namespace
+
+TensorView Args::operator()(const char* arg, py::handle object) {
+  if (!object || object.is_none()) return {};
+  const Check check(op_);
+  dlpack::Tensor t;
+  if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
+    if (api->tensor_from_object(object.ptr(), &t) != 0) throw py::error_already_set();
+    return view_from(check, arg, t);
+  }
+  if (py::hasattr(object, "__dlpack__")) {
+    py::object capsule;
+    try {
+      capsule = object.attr("__dlpack__")();
+    } catch (py::error_already_set& e) {
+      fail_not_a_tensor(check, arg, object, (std::string(" (") + py::str(e.value()).cast<std::string>() + ")").c_str());
+    }
+    if (!PyCapsule_IsValid(capsule.ptr(), "dltensor")) fail_not_a_tensor(check, arg, object, " with another DLPack version");
+    alive_.append(capsule);  // not consumed: its own destructor frees it
+    return view_from(check, arg, *static_cast<dlpack::Tensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor")));
+  }
+  if (py::hasattr(object, "__cuda_array_interface__")) return from_cuda_array(check, arg, object.attr("__cuda_array_interface__"));
+  fail_not_a_tensor(check, arg, object, "");
+}
+
+TensorView Args::scale(const char* arg, py::handle object) {
+  if (!object || object.is_none() || !(PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()))) return (*this)(arg, object);
+  numbers_[used_] = object.cast<float>();
+  return view_of(&numbers_[used_++], DType::f32);
+}
+
+py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype, bool zero) {
+  if (given && !given.is_none()) return py::reinterpret_borrow<py::object>(given);
+  struct Torch {
+    py::object tensor, empty, zeros, dtypes[kNumDTypes];
+  };
+  static Torch* torch = [] {  // never destroyed: the interpreter may be gone first
+    auto* t = new Torch;
+    py::module_ m = py::module_::import("torch");
+    t->tensor = m.attr("Tensor");
+    t->empty = m.attr("empty");
+    t->zeros = m.attr("zeros");
+    for (DType d : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::u8, DType::i16, DType::i32, DType::i64}) t->dtypes[static_cast<int>(d)] = m.attr(name(d));
+    return t;
+  }();
+  py::tuple dims(shape.size());
+  size_t i = 0;
+  for (int64_t n : shape) dims[i++] = n;
+  py::object& make = zero ? torch->zeros : torch->empty;
+  const py::object& type = torch->dtypes[static_cast<int>(dtype)];
+  if (!py::isinstance(like, torch->tensor)) return make(dims, py::arg("dtype") = type);
+  return make(dims, py::arg("dtype") = type, py::arg("device") = like.attr("device"));
+}
+
+void register_errors(py::module_&) {
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const ArgumentError& e) {
+      py::object type = py::module_::import("sic_kernels.runtime.errors").attr("ArgumentError");
+      PyErr_SetString(type.ptr(), e.what());
+    }
+  });
+}
+
+}  // namespace sic::bind

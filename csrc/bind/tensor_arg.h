@@ -1,0 +1,36 @@
+// Python objects as tensor views, and outputs made by torch.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <initializer_list>
+
+#include "core/check.h"
+
+namespace sic::bind {
+
+namespace py = pybind11;
+
+// Reads tensors of one call: torch, NumPy, CuPy, JAX or anything else with DLPack or `__cuda_array_interface__`. Views stay
+// valid while this object lives.
+class Args {
+ public:
+  explicit Args(const char* op) : op_(op) {}
+  TensorView operator()(const char* arg, py::handle object);
+  // A rank-0 or rank-1 f32 tensor, or a Python number.
+  TensorView scale(const char* arg, py::handle object);
+
+  const char* op() const { return op_; }
+
+ private:
+  const char* op_;
+  py::list alive_;
+  float numbers_[4];
+  int used_ = 0;
+};
+
+// `given`, or a new tensor on the device of `like` (an argument of the call).
+py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype, bool zero = false);
+
+void register_errors(py::module_&);
+
+}  // namespace sic::bind

@@ -1,0 +1,174 @@
+#include "core/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+#endif
+
+namespace sic {
+namespace {
+
+struct Job {
+  TaskFn fn;
+  void* context;
+  int64_t tasks;
+  std::atomic<int64_t> next{0};
+
+  void work() {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) fn(context, i);
+  }
+};
+
+// The OpenMP runtime that somebody else loaded, reached through the entry that GCC's code calls (LLVM's and Intel's
+// runtimes answer to it too).
+struct OpenMp {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+  int (*max_threads)() = nullptr;
+  int (*in_parallel)() = nullptr;
+  std::string name;
+
+  void find() {
+#if defined(__linux__)
+    std::string path;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* out) {
+          const std::string file = info->dlpi_name ? info->dlpi_name : "";
+          const auto base = file.substr(file.rfind('/') + 1);
+          const bool is_openmp = base.rfind("libgomp", 0) == 0 || base.rfind("libomp", 0) == 0 || base.rfind("libiomp", 0) == 0;
+          if (is_openmp) *static_cast<std::string*>(out) = file;
+          return is_openmp ? 1 : 0;
+        },
+        &path);
+    if (path.empty()) return;
+    void* library = dlopen(path.c_str(), RTLD_NOLOAD | RTLD_NOW);
+    if (!library) return;
+    auto run = reinterpret_cast<decltype(parallel)>(dlsym(library, "GOMP_parallel"));
+    max_threads = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_max_threads"));
+    in_parallel = reinterpret_cast<int (*)()>(dlsym(library, "omp_in_parallel"));
+    if (run && max_threads && in_parallel) parallel = run, name = "openmp (" + path.substr(path.rfind('/') + 1) + ")";
+#endif
+  }
+};
+
+class Pool {
+ public:
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& t : threads_) t.join();
+  }
+
+  // One job at a time; a caller that finds the pool busy does its work alone.
+  void run(Job& job, int threads) {
+    std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
+    if (!owner || threads <= 1) return job.work();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<int>(threads_.size()) < threads - 1) threads_.emplace_back([this] { loop(); });
+      job_ = &job;
+      wanted_ = threads - 1;
+      ++generation_;
+    }
+    wake_.notify_all();
+    job.work();
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = 0;
+    done_.wait(lock, [this] { return running_ == 0; });
+    job_ = nullptr;
+  }
+
+ private:
+  void loop() {
+    uint64_t seen = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return stop_ || (wanted_ > 0 && generation_ != seen); });
+      if (stop_) return;
+      seen = generation_;
+      --wanted_;
+      ++running_;
+      Job* job = job_;
+      lock.unlock();
+      job->work();
+      lock.lock();
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex owner_, mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> threads_;
+  Job* job_ = nullptr;
+  int wanted_ = 0, running_ = 0;
+  uint64_t generation_ = 0;
+  bool stop_ = false;
+};
+
+struct Threads {
+  OpenMp openmp;
+  std::atomic<int> wanted{0};
+  std::unique_ptr<Pool> pool = std::make_unique<Pool>();
+#if defined(__linux__)
+  pid_t pid = getpid();
+#endif
+
+  Threads() { openmp.find(); }
+
+  // Threads do not survive fork(): the child starts a pool of its own and leaves the parent's alone.
+  Pool& own_pool() {
+#if defined(__linux__)
+    if (pid != getpid()) {
+      pool.release();
+      pool = std::make_unique<Pool>();
+      pid = getpid();
+    }
+#endif
+    return *pool;
+  }
+};
+
+Threads& threads() {
+  static Threads& instance = *new Threads;  // never destroyed: no join at exit, when other threads may already be gone
+  return instance;
+}
+
+}  // namespace
+
+void parallel_run(int64_t tasks, TaskFn fn, void* context) {
+  Job job{fn, context, tasks};
+  Threads& t = threads();
+  const int n = static_cast<int>(std::min<int64_t>(num_threads(), tasks));
+  if (n <= 1) return job.work();
+  if (t.openmp.parallel) {
+    if (t.openmp.in_parallel()) return job.work();
+    return t.openmp.parallel([](void* j) { static_cast<Job*>(j)->work(); }, &job, static_cast<unsigned>(n), 0);
+  }
+  t.own_pool().run(job, n);
+}
+
+int num_threads() {
+  Threads& t = threads();
+  if (const int n = t.wanted.load(std::memory_order_relaxed)) return n;
+  if (t.openmp.max_threads) return t.openmp.max_threads();
+  const int n = static_cast<int>(std::thread::hardware_concurrency());
+  return n > 0 ? n : 1;
+}
+
+void set_num_threads(int n) { threads().wanted = n; }
+
+const char* thread_pool_name() { return threads().openmp.parallel ? threads().openmp.name.c_str() : "own"; }
+
+}  // namespace sic

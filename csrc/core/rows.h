@@ -1,0 +1,39 @@
+// Rows of any storage type, in and out of float buffers.
+#pragma once
+#include "core/simd.h"
+#include "core/tensor_view.h"
+
+namespace sic::cpu::SIC_ISA {
+
+// Calls body(element type) with a value of the storage type of dtype (f32, f16, bf16, f8e4m3).
+template <class Body>
+SIC_INLINE void with_float_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::f32:
+      return body(float{});
+    case DType::f16:
+      return body(f16_t{});
+    case DType::bf16:
+      return body(bf16_t{});
+    default:
+      return body(f8_t{});
+  }
+}
+
+template <class T>
+SIC_INLINE void load_row(const T* p, int64_t n, float factor, float* out) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(out + i, load(p + i) * splat(factor));
+  for (; i < n; ++i) out[i] = to_float(p[i]) * factor;
+}
+SIC_INLINE void load_row(const TensorView& v, int64_t offset, int64_t n, float factor, float* out) {
+  with_float_type(v.dtype, [&](auto t) { load_row(v.as<const decltype(t)>() + offset, n, factor, out); });
+}
+SIC_INLINE void store_row(const TensorView& v, int64_t offset, int64_t n, const float* row, float factor) {
+  with_float_type(v.dtype, [&](auto t) {
+    auto* p = v.as<decltype(t)>() + offset;
+    for (int64_t i = 0; i < n; ++i) from_float(row[i] * factor, p[i]);
+  });
+}
+
+}  // namespace sic::cpu::SIC_ISA

@@ -1,0 +1,43 @@
+// Memory for the duration of a call.
+#pragma once
+#include <cstdint>
+
+#include "core/tensor_view.h"
+
+namespace sic {
+
+// A per-thread buffer, 64-byte aligned, kept for the next call; valid until the thread asks again.
+char* thread_scratch(int64_t bytes);
+
+// The caller's workspace, or the library's own block of that size, freed at the end of the call.
+class CallScratch {
+ public:
+  CallScratch(const TensorView& workspace, int64_t bytes);
+  ~CallScratch();
+  CallScratch(const CallScratch&) = delete;
+  CallScratch& operator=(const CallScratch&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  char* data_;
+  bool owned_;
+};
+
+// Hands out aligned parts of one block, in order.
+class Carver {
+ public:
+  explicit Carver(char* base) : base_(base) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* p = reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return p;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+}  // namespace sic

@@ -1,0 +1,219 @@
+// Vectors of the instruction set that this file is being compiled for (macro SIC_ISA: plain, avx2, avx512, neon).
+//
+// Written on GCC's vector extensions, which Clang shares: + - * < and shuffles are the language's own and mean the same
+// everywhere; only what the language lacks (fused multiply-add, half precision, byte look-ups) has a case per set.
+// Contraction is off in the whole project: a multiply and an add fuse only where fma() says so.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "core/dtype.h"
+
+#ifndef SIC_ISA
+#error "compile *_cpu.cc files once per instruction set with -DSIC_ISA=<name>"
+#endif
+
+namespace sic::cpu::SIC_ISA {
+
+#if defined(__AVX512BW__)
+constexpr int W = 16;  // float lanes
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+constexpr int kBytes = 4 * W;
+
+typedef float vf __attribute__((vector_size(kBytes)));
+typedef int32_t vi __attribute__((vector_size(kBytes)));
+typedef uint32_t vu __attribute__((vector_size(kBytes)));
+typedef uint8_t vb __attribute__((vector_size(kBytes)));
+typedef uint16_t vh __attribute__((vector_size(kBytes)));
+typedef int16_t vs __attribute__((vector_size(kBytes)));
+typedef uint16_t vh_half __attribute__((vector_size(kBytes / 2)));
+typedef uint8_t vb_quarter __attribute__((vector_size(W)));
+
+#define SIC_INLINE static inline __attribute__((always_inline))
+
+template <class V, class T>
+SIC_INLINE V load_as(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V, class T>
+SIC_INLINE void store_as(T* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+}
+template <class To, class From>
+SIC_INLINE To bit_cast(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To t;
+  std::memcpy(&t, &v, sizeof t);
+  return t;
+}
+
+SIC_INLINE vf splat(float x) { return x - vf{}; }
+SIC_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512BW__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+// b where a is NaN, as maxps does.
+SIC_INLINE vf max(vf a, vf b) { return a > b ? a : b; }
+SIC_INLINE vf min(vf a, vf b) { return a < b ? a : b; }
+SIC_INLINE vf abs(vf a) { return bit_cast<vf>(bit_cast<vi>(a) & 0x7fffffff); }
+
+// ---- loads of every storage type, widened to float ----
+
+SIC_INLINE vf load(const float* p) { return load_as<vf>(p); }
+SIC_INLINE vf load(const bf16_t* p) {
+  return bit_cast<vf>(__builtin_convertvector(load_as<vh_half>(p), vu) << 16);
+}
+SIC_INLINE vf load(const f16_t* p) {
+#if defined(__AVX512BW__)
+  return _mm512_cvtph_ps(load_as<__m256i>(p));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(load_as<__m128i>(p));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(load_as<float16x4_t>(p));
+#else
+  const vu u = __builtin_convertvector(load_as<vh_half>(p), vu), magnitude = u & 0x7fff;
+  const vf finite = bit_cast<vf>(magnitude << 13) * 0x1p112f;
+  const vu bits = magnitude >= 0x7c00 ? (magnitude << 13) | 0x7f800000 : bit_cast<vu>(finite);
+  return bit_cast<vf>(bits | (u & 0x8000) << 16);
+#endif
+}
+SIC_INLINE vf load(const f8_t* p) {
+  const vu u = __builtin_convertvector(load_as<vb_quarter>(p), vu), magnitude = u & 0x7f;
+  const vf finite = bit_cast<vf>(magnitude << 20) * 0x1p120f;
+  const vu bits = magnitude == 0x7f ? (magnitude | 0x7fc00000) : bit_cast<vu>(finite);
+  return bit_cast<vf>(bits | (u & 0x80) << 24);
+}
+// The first n < W elements, zeros after them; reads nothing beyond.
+template <class T>
+SIC_INLINE vf load_first(const T* p, int n) {
+  T buffer[W] = {};
+  std::memcpy(buffer, p, n * sizeof(T));
+  return load(buffer);
+}
+template <class T>
+SIC_INLINE void store_first(T* p, vf v, int n) {
+  float buffer[W];
+  store_as(buffer, v);
+  for (int i = 0; i < n; ++i) from_float(buffer[i], p[i]);
+}
+SIC_INLINE void store(float* p, vf v) { store_as(p, v); }
+template <class T>
+SIC_INLINE void store(T* p, vf v) {
+  store_first(p, v, W);
+}
+
+// ---- reductions: always by halves, lane i with lane i + n/2 ----
+
+template <class V, class Op>
+SIC_INLINE auto reduce(V v, Op op) {
+  constexpr int n = sizeof(V) / sizeof(v[0]);
+  std::remove_reference_t<decltype(v[0])> x[n];
+  std::memcpy(x, &v, sizeof v);
+  for (int h = n / 2; h > 0; h /= 2)
+    for (int i = 0; i < h; ++i) x[i] = op(x[i], x[i + h]);
+  return x[0];
+}
+SIC_INLINE float reduce_add(vf v) {
+  return reduce(v, [](float a, float b) { return a + b; });
+}
+SIC_INLINE float reduce_max(vf v) {
+  return reduce(v, [](float a, float b) { return a > b ? a : b; });
+}
+
+// Sums of W vectors: lane i of the result is the sum of v[i], added by halves.
+SIC_INLINE vf transpose_add(vf* v) {
+#if defined(__AVX512BW__)
+  for (int i = 0; i < 8; ++i) {
+    const vf a = v[i], b = v[i + 8];
+    v[i] = vf(_mm512_shuffle_f32x4(a, b, 0x44)) + vf(_mm512_shuffle_f32x4(a, b, 0xee));  // lanes: a0 a1 b0 b1 (of 4 floats)
+  }
+  for (int i = 0; i < 4; ++i) {
+    const vf a = v[i], b = v[i + 4];
+    v[i] = vf(_mm512_shuffle_f32x4(a, b, 0x88)) + vf(_mm512_shuffle_f32x4(a, b, 0xdd));  // a.lo a.hi b.lo b.hi halves summed
+  }
+  for (int i = 0; i < 2; ++i) {
+    const vf a = v[i], b = v[i + 2];
+    v[i] = vf(_mm512_shuffle_ps(a, b, 0x44)) + vf(_mm512_shuffle_ps(a, b, 0xee));
+  }
+  const vf r = vf(_mm512_shuffle_ps(v[0], v[1], 0x88)) + vf(_mm512_shuffle_ps(v[0], v[1], 0xdd));
+  // Quarter c of r holds the vectors {0,8,4,12}[c] + {0,2,1,3}; this permutation is its own inverse.
+  return __builtin_shuffle(r, vi{0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15});
+#elif defined(__AVX2__)
+  for (int i = 0; i < 4; ++i) {
+    const vf a = v[i], b = v[i + 4];
+    v[i] = vf(_mm256_permute2f128_ps(a, b, 0x20)) + vf(_mm256_permute2f128_ps(a, b, 0x31));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const vf a = v[i], b = v[i + 2];
+    v[i] = vf(_mm256_shuffle_ps(a, b, 0x44)) + vf(_mm256_shuffle_ps(a, b, 0xee));
+  }
+  const vf r = vf(_mm256_shuffle_ps(v[0], v[1], 0x88)) + vf(_mm256_shuffle_ps(v[0], v[1], 0xdd));
+  return __builtin_shuffle(r, vi{0, 2, 1, 3, 4, 6, 5, 7});
+#else
+  vf r;
+  for (int i = 0; i < W; ++i) r[i] = reduce_add(v[i]);
+  return r;
+#endif
+}
+
+// ---- exponentials ----
+
+// 2^x, relative error below 2e-7; 0 below -126 (and for -inf); NaN stays; x must not exceed 127.
+SIC_INLINE vf exp2(vf x) {
+  const vf low = splat(-126.0f);
+  const vi normal = x >= low;
+  const vf clamped = x > low ? x : low;
+  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const vf shifted = clamped + magic;
+  const vf f = clamped - (shifted - magic);
+  vf p = splat(1.535336188319500e-4f);
+  p = fma(p, f, splat(1.339887440266574e-3f));
+  p = fma(p, f, splat(9.618437357674640e-3f));
+  p = fma(p, f, splat(5.550332471162809e-2f));
+  p = fma(p, f, splat(2.402264791363012e-1f));
+  p = fma(p, f, splat(6.931472028550421e-1f));
+  p = fma(p, f, splat(1.0f));
+  const vi scaled = bit_cast<vi>(p) + (bit_cast<vi>(shifted) << 23);
+  return x == x ? bit_cast<vf>(scaled & normal) : x;
+}
+
+// ---- bytes ----
+
+// Each byte of index (0..15) picks from the 16-byte table of its own 128-bit lane.
+SIC_INLINE vb lookup16(vb table, vb index) {
+#if defined(__AVX512BW__)
+  return vb(_mm512_shuffle_epi8(__m512i(table), __m512i(index)));
+#elif defined(__AVX2__)
+  return vb(_mm256_shuffle_epi8(__m256i(table), __m256i(index)));
+#elif defined(__aarch64__)
+  return vqtbl1q_u8(table, index);
+#else
+  return __builtin_shuffle(table, index);
+#endif
+}
+
+SIC_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+SIC_INLINE void prefetch_row(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(p) + i);
+}
+
+}  // namespace sic::cpu::SIC_ISA

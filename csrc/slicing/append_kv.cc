@@ -1,0 +1,42 @@
+// append_kv: checks, then the backend.
+#include <algorithm>
+
+#include "core/isa.h"
+#include "slicing/sketch.h"
+#include "slicing/validate.h"
+
+SIC_CPU_OP(append_kv, slicing::AppendKvArgs)
+
+namespace sic::slicing {
+
+void append_kv(const AppendKvArgs& a, const Exec& exec) {
+  const Check check("append_kv", exec.device);
+  check.output("k_cache", a.k_cache, kCacheFloats, {-1, -1, -1, -1});
+  const int64_t P = a.k_cache.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2], D = a.k_cache.shape[3];
+  check.output("v_cache", a.v_cache, a.k_cache.dtype, {P, Hkv, page, -1});
+  check_scale(check, "k_scale", a.k_scale, a.k_cache, Hkv);
+  check_scale(check, "v_scale", a.v_scale, a.v_cache, Hkv);
+  const DTypeSet rows = a.k_cache.dtype == DType::f8e4m3 ? kCacheFloats : DTypeSet(a.k_cache.dtype);
+  check.tensor("k", a.k, rows, {-1, Hkv, D});
+  const int64_t N = a.k.shape[0];
+  check.tensor("v", a.v, a.k.dtype, {N, Hkv, a.v_cache.shape[3]});
+  check.tensor("slots", a.slots, kIndexInts, {N});
+  if (a.bits.given()) {
+    CacheDims d;
+    d.P = P, d.Hkv = Hkv, d.page = page;
+    check.value(D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
+    const int64_t planes = a.bits.rank == 3 ? a.bits.shape[2] / std::max<int64_t>(1, sketch_plane_bytes(page, D)) : 0;
+    check_sketch(check, a.bits, a.norm, static_cast<int>(planes), d, D);
+    check.tensor("params.centre", a.centre, DType::f32, {Hkv, D});
+  }
+  if (a.summary.given()) check.output("summary", a.summary, summary_dtype(a.k_cache.dtype), {P, Hkv, 2, D});
+  if (a.slots.device == Device::cpu) {
+    for (int64_t i = 0; i < N; ++i) {
+      const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
+      check.require(slot >= -1 && slot < P * page, "slots", std::to_string(slot) + " at [" + std::to_string(i) + "]", "-1 to " + std::to_string(P * page - 1));
+    }
+  }
+  if (!exec.check_only && N > 0) cpu::append_kv(a);
+}
+
+}  // namespace sic::slicing

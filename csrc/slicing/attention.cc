@@ -1,0 +1,69 @@
+// sliced_attention: checks, then the backend.
+#include "core/isa.h"
+#include "slicing/attention.h"
+#include "slicing/validate.h"
+
+SIC_CPU_OP(sliced_attention, slicing::AttentionArgs)
+
+namespace sic::slicing {
+
+AttentionPlan plan_attention(const AttentionArgs& a) {
+  AttentionPlan p;
+  const int64_t B = a.q.shape[0], T = a.q.shape[1], Hkv = a.kv.k_cache.shape[1];
+  p.group = a.q.shape[2] / Hkv;
+  // Every query token of a sliced call has a list of its own; a dense call reads K and V once for several rows.
+  p.tokens_per_task = a.selected.indices.given() ? 1 : std::max<int64_t>(1, std::min<int64_t>(T, kRowsPerTask / p.group));
+  p.token_tasks = ceil_div(T, p.tokens_per_task);
+  int64_t listed = a.max_seq_len;
+  if (a.selected.indices.given()) listed = a.selected.indices.shape[3] * (a.selected.unit == Unit::page ? a.kv.k_cache.shape[2] : 1);
+  p.splits = std::max<int64_t>(1, ceil_div(std::min(listed, a.max_seq_len), kSplitTokens));
+  if (B * Hkv * p.token_tasks >= kTasksWithoutSplit) p.splits = 1;
+  p.rows = B * T * a.q.shape[2];
+  return p;
+}
+
+int64_t attention_workspace(const AttentionArgs& a) {
+  const AttentionPlan p = plan_attention(a);
+  return p.splits == 1 ? 0 : p.rows * p.splits * (a.kv.v_cache.shape[3] + 2) * int64_t{4};
+}
+
+void check_attention(const Check& check, const AttentionArgs& a) {
+  const CacheDims d = check_kv(check, a.kv);
+  check_query(check, a.q, d, a.kv.k_cache.shape[3]);
+  const int64_t T = a.q.shape[1], Hq = a.q.shape[2];
+  check_max_seq_len(check, a.max_seq_len, d, a.kv.seq_lens);
+  if (a.selected.indices.given()) check_selection(check, a.selected, d, T, a.kv.seq_lens);
+  if (a.key_bias.given()) {
+    check.tensor("key_bias", a.key_bias, DType::f32, {d.B, -1});
+    check.value(a.key_bias.shape[1] >= a.max_seq_len, "key_bias", double(a.key_bias.shape[1]), "at least max_seq_len columns");
+  }
+  if (a.sinks.given()) check.tensor("sinks", a.sinks, DType::f32, {Hq});
+  check.value(a.softcap >= 0, "softcap", a.softcap, "0 (none) or more");
+  check.value(a.window >= 0, "window", double(a.window), "0 (none) or more positions");
+  check.value(a.scale == a.scale, "scale", a.scale, "a number");
+}
+
+void check_attention_outputs(const Check& check, const AttentionArgs& a) {
+  const int64_t B = a.q.shape[0], T = a.q.shape[1], Hq = a.q.shape[2];
+  check.output("out", a.out, a.q.dtype, {B, T, Hq, a.kv.v_cache.shape[3]});
+  check.output("lse", a.lse, DType::f32, {B, T, Hq});
+  check_workspace(check, a.workspace, attention_workspace(a));
+}
+
+void check_workspace(const Check& check, const TensorView& workspace, int64_t bytes) {
+  if (!workspace.given()) return;
+  check.tensor("workspace", workspace, DType::u8, 1);
+  check.value(workspace.shape[0] >= bytes, "workspace", double(workspace.shape[0]), ("at least " + std::to_string(bytes) + " bytes").c_str());
+  check.value(reinterpret_cast<uintptr_t>(workspace.data) % 16 == 0, "workspace", double(reinterpret_cast<uintptr_t>(workspace.data) % 16), "16-byte alignment");
+}
+
+void sliced_attention(const AttentionArgs& a, const Exec& exec) {
+  const Check check("sliced_attention", exec.device);
+  check_attention(check, a);
+  if (exec.check_only && !a.out.given()) return;
+  check_attention_outputs(check, a);
+  if (exec.check_only) return;
+  if (a.q.size() > 0) cpu::sliced_attention(a);
+}
+
+}  // namespace sic::slicing

@@ -1,0 +1,24 @@
+// How an attention call is divided into tasks; shared by its backends and by attend.
+#pragma once
+#include <algorithm>
+
+#include "slicing/slicing.h"
+
+namespace sic::slicing {
+
+constexpr int64_t kSplitTokens = 1024;        // listed tokens of one split: fixed, so a row's sums never depend on its batch
+constexpr int64_t kRowsPerTask = 32;          // query rows that share one pass over K and V
+constexpr int64_t kTasksWithoutSplit = 256;   // enough tasks to feed the threads: splits then run one after another
+
+struct AttentionPlan {
+  int64_t group = 1, tokens_per_task = 1, token_tasks = 1;
+  int64_t splits = 1;  // parallel splits a row; more than one needs workspace
+  int64_t rows = 0;
+};
+AttentionPlan plan_attention(const AttentionArgs&);
+
+void check_attention(const Check&, const AttentionArgs&);
+void check_attention_outputs(const Check&, const AttentionArgs&);
+void check_workspace(const Check&, const TensorView& workspace, int64_t bytes);
+
+}  // namespace sic::slicing

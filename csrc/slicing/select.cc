@@ -1,0 +1,100 @@
+// select: checks, then the backend.
+#include "slicing/select.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/isa.h"
+#include "core/paged.h"
+
+SIC_CPU_OP(select, slicing::SelectArgs)
+
+namespace sic::slicing {
+
+SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, Span* spans) {
+  const int64_t unit = a.unit == Unit::token ? 1 : a.page;
+  SelectRow row;
+  row.visible = static_cast<int32_t>(ceil_div(tokens, unit));
+  int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(tokens));
+  if (a.budgets.given()) budget = std::max<int64_t>(0, index_at(a.budgets, b * a.budgets.stride[0] + h * a.budgets.stride[1]));
+  row.budget = static_cast<int32_t>(std::min<int64_t>(a.unit == Unit::token ? budget : std::max<int64_t>(1, budget / unit), row.visible));
+  row.spans = spans;
+  int32_t n = 0;
+  const auto add = [&](int64_t from, int64_t to) {
+    from = std::max<int64_t>(from, 0), to = std::min(to, tokens);
+    if (from < to) spans[n++] = {static_cast<int32_t>(from / unit), static_cast<int32_t>(ceil_div(to, unit))};
+  };
+  add(0, a.sink);
+  add(tokens - std::min(a.recent, tokens), tokens);
+  for (int64_t i = 0; a.keep.given() && i < a.keep.shape[1]; ++i) {
+    const int32_t* span = a.keep.as<const int32_t>() + b * a.keep.stride[0] + i * a.keep.stride[1];
+    if (span[0] >= 0) add(span[0], span[1]);
+  }
+  std::sort(spans, spans + n, [](Span x, Span y) { return x.begin < y.begin; });
+  for (int32_t i = 0; i < n; ++i) {
+    if (row.span_count > 0 && spans[i].begin <= spans[row.span_count - 1].end)
+      spans[row.span_count - 1].end = std::max(spans[row.span_count - 1].end, spans[i].end);
+    else
+      spans[row.span_count++] = spans[i];
+  }
+  for (int32_t i = 0; i < row.span_count; ++i) row.forced += spans[i].end - spans[i].begin;
+  return row;
+}
+
+int64_t selection_capacity(const SelectArgs& a) {
+  const int64_t N = a.scores.shape[3];
+  if (a.budgets.given() || a.keep.given()) return N;
+  if (a.unit == Unit::token) {
+    const int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(N));
+    return std::min(N, std::max(budget, a.sink + a.recent));
+  }
+  const int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(N * a.page));
+  const int64_t forced = ceil_div(a.sink, a.page) + (a.recent > 0 ? ceil_div(a.recent, a.page) + 1 : 0);
+  return std::min(N, std::max(std::max<int64_t>(1, budget / a.page), forced));
+}
+
+namespace {
+
+void check_capacity(const Check& check, const SelectArgs& a) {
+  const int64_t T = a.scores.shape[1], Hkv = a.scores.shape[2], N = a.scores.shape[3], K = a.indices.shape[3];
+  std::vector<Span> spans(span_room(a));
+  for (int64_t b = 0; b < a.scores.shape[0]; ++b) {
+    for (int64_t i = 0; i < T * Hkv; ++i) {
+      const int64_t tokens = visible_positions(index_at(a.seq_lens, b * a.seq_lens.stride[0]), T, i / Hkv, N * (a.unit == Unit::token ? 1 : a.page));
+      const int32_t count = select_row(a, b, i % Hkv, tokens, spans.data()).count();
+      check.require(count <= K, "indices", std::to_string(K) + " slots a row", "at least " + std::to_string(count));
+    }
+  }
+}
+
+}  // namespace
+
+void select(const SelectArgs& a, const Exec& exec) {
+  const Check check("select", exec.device);
+  check.tensor("scores", a.scores, kFloats | DType::i16, 4);
+  const int64_t B = a.scores.shape[0], T = a.scores.shape[1], Hkv = a.scores.shape[2], N = a.scores.shape[3];
+  check.tensor("seq_lens", a.seq_lens, kIndexInts, {B});
+  check.value(a.unit == Unit::token || a.page >= 1, "page_size", double(a.page), "at least 1");
+  check.value(a.ratio >= 0 && a.ratio <= 1, "ratio", a.ratio, "0 to 1");
+  check.value(a.top_p > 0 && a.top_p <= 1, "top_p", a.top_p, "above 0, at most 1");
+  check.value(a.sink >= 0, "sink", double(a.sink), "0 or more tokens");
+  check.value(a.recent >= 0, "recent", double(a.recent), "0 or more tokens");
+  check.optional("budget", a.budgets, kIndexInts, 2);
+  if (a.budgets.given()) check.shape("budget", a.budgets, {B, Hkv});
+  if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {B, -1, 2});
+  const int64_t limit = N * (a.unit == Unit::token ? 1 : a.page);
+  check.value(limit < (int64_t{1} << 31), "scores", double(limit), "fewer than 2^31 positions a row");
+  if (exec.device == Device::cpu) {
+    for (int64_t b = 0; b < B; ++b) {
+      const int64_t n = index_at(a.seq_lens, b * a.seq_lens.stride[0]);
+      check.require(n >= 0 && n <= limit, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b), "0 to " + std::to_string(limit) + " positions");
+    }
+  }
+  if (exec.check_only && !a.indices.given()) return;
+  check.output("indices", a.indices, DType::i32, {B, T, Hkv, -1});
+  check.output("counts", a.counts, DType::i32, {B, T, Hkv});
+  if (exec.device == Device::cpu) check_capacity(check, a);
+  if (!exec.check_only) cpu::select(a);
+}
+
+}  // namespace sic::slicing

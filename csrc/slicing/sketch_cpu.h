@@ -1,0 +1,299 @@
+// The key sketch on the CPU: rotation, packing of keys, integer queries and the scan.
+#pragma once
+#include <cmath>
+
+#include "core/paged.h"
+#include "core/rows.h"
+#include "core/simd.h"
+#include "slicing/sketch.h"
+
+namespace sic::cpu::SIC_ISA {
+
+// ---- rotation ----
+
+template <int H>
+SIC_INLINE vf butterfly_step(vf v) {
+  vi partner;
+  vf sign;
+  for (int i = 0; i < W; ++i) partner[i] = i ^ H, sign[i] = i & H ? -1.0f : 1.0f;
+  return __builtin_shuffle(v, partner) + v * sign;
+}
+
+// Unnormalised Hadamard transform of one power-of-two block.
+inline void butterfly(float* x, int n) {
+  int h = 1;
+  if (n >= W) {
+    for (int i = 0; i < n; i += W) {
+      vf v = butterfly_step<1>(load(x + i));
+      v = butterfly_step<2>(v);
+      if constexpr (W >= 8) v = butterfly_step<4>(v);
+      if constexpr (W >= 16) v = butterfly_step<8>(v);
+      store(x + i, v);
+    }
+    h = W;
+  }
+  for (; h < n; h *= 2) {
+    for (int i = 0; i < n; i += 2 * h) {
+      for (int j = i; j < i + h; j += h < W ? 1 : W) {
+        if (h < W) {
+          const float a = x[j], b = x[j + h];
+          x[j] = a + b, x[j + h] = a - b;
+        } else {
+          const vf a = load(x + j), b = load(x + j + h);
+          store(x + j, a + b), store(x + j + h, a - b);
+        }
+      }
+    }
+  }
+}
+
+// x <- normalised rotation of signs * x, block by block.
+inline void rotate(float* x, int D) {
+  const float* signs = slicing::sketch_signs();
+  for (int d = 0; d < D; ++d) x[d] *= signs[d];
+  for (int at = 0, n; at < D; at += n) {
+    n = slicing::rotation_block(D - at);
+    butterfly(x + at, n);
+    const float c = slicing::rotation_norm(n);
+    for (int i = at; i < at + n; ++i) x[i] *= c;
+  }
+}
+
+// Sum in the sketch's order: halves of each block, then the blocks. Destroys v.
+inline float tree_sum(float* v, int D) {
+  float total = 0;
+  for (int at = 0, n; at < D; at += n) {
+    n = slicing::rotation_block(D - at);
+    for (int h = n / 2; h > 0; h /= 2)
+      for (int i = 0; i < h; ++i) v[at + i] += v[at + i + h];
+    total = at == 0 ? v[0] : total + v[at];
+  }
+  return total;
+}
+
+// ---- keys ----
+
+// Writes the sketch of one key into its page.
+class SketchWriter {
+ public:
+  SketchWriter(int64_t page, int D, int planes) : page_(page), D_(D), planes_(planes) {}
+
+  // x: the key less the centre (D floats, destroyed); temp: D floats; page_bits: this page and head.
+  void write(float* x, float* temp, uint8_t* page_bits, bf16_t* page_norm, int64_t token) const {
+    rotate(x, D_);
+    for (int d = 0; d < D_; ++d) temp[d] = std::fabs(x[d]);
+    const float total = tree_sum(temp, D_);
+    const float threshold = planes_ == 2 ? total * (slicing::kOuterThreshold / static_cast<float>(D_)) : INFINITY;
+    pack(x, threshold, page_bits, token);
+    for (int d = 0; d < D_; ++d) temp[d] = x[d] * x[d];
+    const float square = tree_sum(temp, D_);
+    float weight = total;
+    if (planes_ == 2) {
+      for (int d = 0; d < D_; ++d) temp[d] = std::fabs(x[d]) * (std::fabs(x[d]) >= threshold ? 3.0f : 1.0f);
+      weight = tree_sum(temp, D_);
+    }
+    from_float(weight == 0 ? 0.0f : square / weight, page_norm[token]);
+  }
+
+ private:
+  void pack(const float* y, float threshold, uint8_t* page_bits, int64_t token) const {
+    const int64_t first = token / slicing::kTokenBlock * slicing::kTokenBlock;
+    const int64_t width = page_ - first < slicing::kTokenBlock ? page_ - first : slicing::kTokenBlock;
+    const int64_t row_bytes = slicing::sketch_row_bytes(D_);
+    uint8_t* sign = page_bits + first * row_bytes + token % slicing::kTokenBlock;
+    uint8_t* outer = sign + slicing::sketch_plane_bytes(page_, D_);
+    for (int64_t j = 0; j < row_bytes; ++j) {
+      unsigned b0 = 0, b1 = 0;
+      const int n = D_ - 8 * j < 8 ? static_cast<int>(D_ - 8 * j) : 8;
+      for (int c = 0; c < n; ++c) {
+        const float v = y[8 * j + c];
+        const bool positive = v >= 0, large = std::fabs(v) >= threshold;
+        b0 |= unsigned(positive) << c;
+        b1 |= unsigned(positive == large) << c;
+      }
+      sign[j * width] = static_cast<uint8_t>(b0);
+      if (planes_ == 2) outer[j * width] = static_cast<uint8_t>(b1);
+    }
+  }
+
+  int64_t page_;
+  int D_, planes_;
+};
+
+// ---- queries ----
+
+// Integer queries of several heads as look-up tables: for 4 channels, the sum of +-q for each of the 16 sign patterns.
+struct QueryTables {
+  static constexpr int kBias = 4 * slicing::kQueryLevels;  // makes the entries unsigned
+  static constexpr int kRowsAtOnce = kBytes / 16;
+
+  int heads, row_bytes, padded_rows;
+  uint8_t* tables;  // [heads][2][padded_rows][16]: low, then high nibbles
+  float* factor;    // [heads]: of a 2-plane dot; nats * 256 per unit of norm
+
+  static int padded(int row_bytes) { return (row_bytes + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce; }
+  static int64_t bytes(int64_t heads, int64_t D) { return heads * (2 * 16 * padded(slicing::sketch_row_bytes(D)) + 4) + 128; }
+
+  QueryTables(char* memory, int heads_, int D)
+      : heads(heads_), row_bytes(static_cast<int>(slicing::sketch_row_bytes(D))), padded_rows(padded(row_bytes)) {
+    tables = reinterpret_cast<uint8_t*>(memory);
+    factor = reinterpret_cast<float*>(memory + (int64_t{32} * heads * padded_rows + 63) / 64 * 64);
+  }
+  const uint8_t* low(int head) const { return tables + int64_t{32} * head * padded_rows; }
+  const uint8_t* high(int head) const { return low(head) + 16 * padded_rows; }
+  int bias() const { return 2 * kBias * row_bytes; }
+
+  // x: the query (D floats, destroyed).
+  void set(int head, float* x, int D, float scale) {
+    rotate(x, D);
+    float top = 0;
+    bool finite = true;
+    for (int d = 0; d < D; ++d) {
+      finite = finite && std::isfinite(x[d]);
+      top = std::fabs(x[d]) > top ? std::fabs(x[d]) : top;
+    }
+    const bool usable = finite && top > 0;
+    const float inverse = usable ? slicing::kQueryLevels / top : 0.0f;
+    factor[head] = usable ? top / slicing::kQueryLevels * scale * slicing::kScoreSteps : 0.0f;
+    int8_t q[slicing::kSketchMaxDim + 8] = {};
+    for (int d = 0; usable && d < D; ++d) q[d] = static_cast<int8_t>(std::nearbyint(x[d] * inverse));
+    uint8_t* out = tables + int64_t{32} * head * padded_rows;
+    std::memset(out, 0, 32 * padded_rows);
+    for (int j = 0; j < row_bytes; ++j) {
+      fill(q + 8 * j, out + 16 * j);
+      fill(q + 8 * j + 4, out + 16 * (padded_rows + j));
+    }
+  }
+
+ private:
+  static void fill(const int8_t* q, uint8_t* table) {
+    table[0] = static_cast<uint8_t>(kBias - q[0] - q[1] - q[2] - q[3]);
+    for (int c = 0; c < 4; ++c)
+      for (int i = 0; i < 1 << c; ++i) table[i + (1 << c)] = static_cast<uint8_t>(table[i] + 2 * q[c]);
+  }
+};
+
+// ---- the scan ----
+
+typedef uint16_t v8h __attribute__((vector_size(16)));
+
+SIC_INLINE v8h add_lanes(vh v) {
+#if defined(__AVX512BW__)
+  const __m256i half = _mm256_add_epi16(_mm512_castsi512_si256(__m512i(v)), _mm512_extracti64x4_epi64(__m512i(v), 1));
+  return v8h(_mm_add_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+#elif defined(__AVX2__)
+  return v8h(_mm_add_epi16(_mm256_castsi256_si128(__m256i(v)), _mm256_extracti128_si256(__m256i(v), 1)));
+#else
+  return v8h(v);
+#endif
+}
+
+// dots[r][i] = sum over channels of q_r * (2 bit - 1), for the 16 tokens of one plane block.
+template <int R>
+SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block, int16_t (*dots)[slicing::kTokenBlock]) {
+  // A 16-bit lane holds two tokens' bytes. `both` sums them together modulo 2^16, `odd` the upper byte alone.
+  vh both[R] = {}, odd[R] = {};
+  for (int j = 0; j < q.row_bytes; j += QueryTables::kRowsAtOnce) {
+    const int rows = q.row_bytes - j;
+    vb bits = {};
+    if (rows >= QueryTables::kRowsAtOnce)
+      bits = load_as<vb>(block + 16 * j);
+    else
+      std::memcpy(&bits, block + 16 * j, 16 * rows);
+    const vb low = bits & 15, high = bit_cast<vb>(bit_cast<vh>(bits) >> 4) & 15;
+    for (int r = 0; r < R; ++r) {
+      const vh a = bit_cast<vh>(lookup16(load_as<vb>(q.low(head + r) + 16 * j), low));
+      const vh b = bit_cast<vh>(lookup16(load_as<vb>(q.high(head + r) + 16 * j), high));
+      both[r] += a + b;
+      odd[r] += (a >> 8) + (b >> 8);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    const v8h upper = add_lanes(odd[r]), lower = add_lanes(both[r]) - (upper << 8);
+    const uint16_t bias = static_cast<uint16_t>(q.bias());
+    const v8h even = lower - bias, uneven = upper - bias;
+    store_as(dots[r], __builtin_shuffle(even, uneven, v8h{0, 8, 1, 9, 2, 10, 3, 11}));
+    store_as(dots[r] + 8, __builtin_shuffle(even, uneven, v8h{4, 12, 5, 13, 6, 14, 7, 15}));
+  }
+}
+
+// Scores in 1/256 nat of 16 dots: round(dot * norm * factor), within +-32767.
+SIC_INLINE void scale_dots(const int32_t* dots, const float* norm, float factor, int16_t* out) {
+  for (int i = 0; i < slicing::kTokenBlock; i += W) {
+    vf s = __builtin_convertvector(load_as<vi>(dots + i), vf) * load(norm + i) * splat(factor);
+    s = max(s, splat(slicing::kScoreMin));
+    s = min(s, splat(-slicing::kScoreMin));
+    const vf magic = splat(12582912.0f);
+    const vi rounded = bit_cast<vi>(s + magic) - bit_cast<vi>(magic);
+    typedef int16_t half __attribute__((vector_size(2 * W)));
+    store_as(out + i, __builtin_convertvector(rounded, half));
+  }
+}
+
+// Scores of token blocks for up to all heads of a group.
+class SketchScan {
+ public:
+  SketchScan(const QueryTables& q, int64_t page, int D, int planes) : q_(q), page_(page), D_(D), planes_(planes) {}
+
+  // One block of `width` tokens starting at `token` of a page; rows of first/second are `stride` apart.
+  // first: scores of plane 0. second (may be null): of both planes.
+  void block(const uint8_t* page_bits, const bf16_t* page_norm, int64_t token, int width, int16_t* first, int16_t* second, int64_t stride) const {
+    const int64_t offset = token * q_.row_bytes, plane = slicing::sketch_plane_bytes(page_, D_);
+    uint8_t padded[2][slicing::kSketchMaxDim / 8 * slicing::kTokenBlock];
+    const uint8_t* planes[2] = {page_bits + offset, page_bits + plane + offset};
+    float norm[slicing::kTokenBlock] = {};
+    for (int i = 0; i < width; ++i) norm[i] = to_float(page_norm[token + i]);
+    if (width < slicing::kTokenBlock) {
+      for (int p = 0; p < (second ? 2 : 1); ++p) {
+        for (int j = 0; j < q_.row_bytes; ++j) std::memcpy(padded[p] + slicing::kTokenBlock * j, planes[p] + width * j, width);
+        planes[p] = padded[p];
+      }
+    }
+    int head = 0;
+    for (; head + 4 <= q_.heads; head += 4) heads<4>(head, planes, norm, width, first, second, stride);
+    for (; head < q_.heads; ++head) heads<1>(head, planes, norm, width, first, second, stride);
+  }
+
+  // Tokens [begin, end) of one sequence and head.
+  void range(const CacheRows& bits, const TensorView& norm, int64_t h, int64_t begin, int64_t end, int16_t* first, int16_t* second, int64_t stride) const {
+    for (int64_t pos = begin; pos < end;) {
+      const int64_t page = bits.split.index(static_cast<uint32_t>(pos)), token = pos - page * page_;
+      const int64_t id = bits.table[static_cast<uint32_t>(page)];
+      const int64_t block_start = token / slicing::kTokenBlock * slicing::kTokenBlock;
+      const int width = static_cast<int>(page_ - block_start < slicing::kTokenBlock ? page_ - block_start : slicing::kTokenBlock);
+      const auto* page_bits = reinterpret_cast<const uint8_t*>(bits.base) + id * bits.page_stride;
+      const auto* page_norm = norm.as<const bf16_t>() + id * norm.stride[0] + h * norm.stride[1];
+      block(page_bits, page_norm, block_start, width, first ? first + pos : nullptr, second ? second + pos : nullptr, stride);
+      pos += width;
+    }
+  }
+
+ private:
+  template <int R>
+  void heads(int head, const uint8_t* const* planes, const float* norm, int width, int16_t* first, int16_t* second, int64_t stride) const {
+    int16_t dots[2][R][slicing::kTokenBlock];
+    plane_dots<R>(q_, head, planes[0], dots[0]);
+    if (second) plane_dots<R>(q_, head, planes[1], dots[1]);
+    for (int r = 0; r < R; ++r) {
+      int32_t wide[slicing::kTokenBlock];
+      int16_t out[slicing::kTokenBlock];
+      const float factor = q_.factor[head + r];
+      if (first) {
+        for (int i = 0; i < slicing::kTokenBlock; ++i) wide[i] = dots[0][r][i];
+        scale_dots(wide, norm, planes_ == 2 ? factor * slicing::kOnePlaneGain : factor, out);
+        std::memcpy(first + (head + r) * stride, out, 2 * width);
+      }
+      if (second) {
+        for (int i = 0; i < slicing::kTokenBlock; ++i) wide[i] = 2 * dots[0][r][i] + dots[1][r][i];
+        scale_dots(wide, norm, factor, out);
+        std::memcpy(second + (head + r) * stride, out, 2 * width);
+      }
+    }
+  }
+
+  const QueryTables& q_;
+  int64_t page_;
+  int D_, planes_;
+};
+
+}  // namespace sic::cpu::SIC_ISA

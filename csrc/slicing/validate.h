@@ -1,0 +1,42 @@
+// Checks that several slicing ops share.
+#pragma once
+#include "core/check.h"
+#include "slicing/slicing.h"
+
+namespace sic::slicing {
+
+struct CacheDims {
+  int64_t B = 0, P = 0, Hkv = 0, page = 1, M = 1, S = 0;
+};
+
+// A cache (or an index laid out like one) with its block table and lengths. On the CPU also every length and page id.
+CacheDims check_cache(const Check&, const char* arg, const TensorView& cache, DTypeSet types, const TensorView& block_table,
+                      const TensorView& seq_lens, int64_t page);
+CacheDims check_kv(const Check&, const PagedKv& kv);
+void check_scale(const Check&, const char* arg, const TensorView& scale, const TensorView& cache, int64_t Hkv);
+
+// q [B,T,Hq,D] against the cache's heads; returns the group size.
+int64_t check_query(const Check&, const TensorView& q, const CacheDims& dims, int64_t D);
+
+// A selection's shapes; on the CPU also that every listed token or page is visible.
+void check_selection(const Check&, const Selected& s, const CacheDims& dims, int64_t T, const TensorView& seq_lens);
+
+// Sketch arrays against a cache's dimensions.
+void check_sketch(const Check&, const TensorView& bits, const TensorView& norm, int planes, const CacheDims& dims, int64_t D);
+void check_start(const Check&, const TensorView& start, int64_t B);
+
+// Score rows are addressed up to max_seq_len; lengths beyond it are an error on the CPU.
+void check_max_seq_len(const Check&, int64_t max_seq_len, const CacheDims& dims, const TensorView& seq_lens);
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A summary has its cache's type; f8 is too coarse for a bound, so its summary is f32.
+inline DType summary_dtype(DType cache) { return cache == DType::f8e4m3 ? DType::f32 : cache; }
+
+// f8 scale of head h; 1 where none is given.
+inline float scale_at(const TensorView& scale, int64_t h) {
+  if (!scale.given()) return 1.0f;
+  return scale.as<const float>()[scale.rank == 0 ? 0 : h * scale.stride[0]];
+}
+
+}  // namespace sic::slicing
