@@ -62,12 +62,18 @@ def _softmax_times(logits: Tensor, values: Tensor, sinks: Tensor | None) -> tupl
     if logits.shape[-1] == 0:
         logits = torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)
         values = torch.nn.functional.pad(values, (0, 0, 0, 1))
-    lse = logits.logsumexp(-1)
-    empty = lse == -torch.inf
+    top = logits.amax(-1)
+    empty = top == -torch.inf
     if sinks is not None:
-        lse = torch.where(empty, lse, torch.logaddexp(lse, sinks.expand_as(lse)))
-    p = (logits - lse.masked_fill(empty, 0)[..., None]).exp()
-    return torch.einsum("bthgs,bhsv->bthgv", p, values), lse
+        top = torch.maximum(top, sinks.expand_as(top))
+    top = top.masked_fill(empty, 0)
+    # Divided by the sum, not by exp(lse): at a logit of -1e30 the logarithm of the sum is lost in the LSE.
+    p = (logits - top[..., None]).exp()
+    total = p.sum(-1)
+    if sinks is not None:
+        total = total + (sinks - top).exp()
+    out = torch.einsum("bthgs,bhsv->bthgv", p, values) / total[..., None]
+    return out.masked_fill(empty[..., None], 0), (top + total.log()).masked_fill(empty, -torch.inf)
 
 
 def gather(k_cache, v_cache, block_table, seq_lens, indices, counts, unit):
@@ -92,10 +98,14 @@ def merge_many(outs, lses):
     """
     known = lses.double()
     known = known.masked_fill(known == torch.inf, -torch.inf)
-    lse = known.logsumexp(0)
-    w = (known - lse.masked_fill(lse == -torch.inf, 0)).exp()[..., None]
-    out = (outs.double() * w).masked_fill(w == 0, 0).sum(0)
-    return out.to(outs.dtype), lse.float()
+    top = known.amax(0)
+    empty = top == -torch.inf
+    top = top.masked_fill(empty, 0)
+    weight = (known - top).exp()
+    total = weight.sum(0)
+    out = (outs.double() * weight[..., None]).masked_fill(weight[..., None] == 0, 0).sum(0) / total[..., None]
+    lse = (top + total.log()).masked_fill(empty, -torch.inf)
+    return out.masked_fill(empty[..., None], 0).to(outs.dtype), lse.float()
 
 
 def merge_states(out_a, lse_a, out_b, lse_b):

@@ -129,7 +129,7 @@ def pack_bits(planes: Tensor) -> Tensor:
     D = planes.shape[-1]
     padded = torch.nn.functional.pad(planes.to(torch.uint8), (0, -D % 8))
     weights = torch.tensor([1 << c for c in range(8)], dtype=torch.uint8, device=planes.device)
-    return (padded.reshape(*planes.shape[:-1], -1, 8) * weights).sum(-1).to(torch.uint8)
+    return (padded.unflatten(-1, (-(-D // 8), 8)) * weights).sum(-1).to(torch.uint8)
 
 
 def unpack_bits(packed: Tensor, D: int) -> Tensor:
