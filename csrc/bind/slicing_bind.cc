@@ -205,6 +205,42 @@ py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::objec
   return py::make_tuple(out, lse);
 }
 
+AttendArgs attending(Args& in, const AttentionArgs& attention, py::handle bits, py::handle norm, py::handle centre, int planes, py::handle summary, py::handle keep) {
+  AttendArgs a;
+  a.attention = attention;
+  a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm), a.centre = in("params.centre", centre), a.planes = planes;
+  a.summary = in("summary", summary), a.keep = in("keep", keep);
+  return a;
+}
+
+py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handle bits, py::handle norm, py::handle centre, int planes, py::handle summary, py::handle block_table,
+                 py::handle seq_lens, double ratio, double candidates, Number top_p, int64_t sink, int64_t recent, double beta, int pool, Number max_omitted_mass, bool dense_layer,
+                 int64_t max_sliced_T, int64_t min_len, py::handle keep, Number scale, py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale,
+                 py::handle v_scale, Count max_seq_len, py::object out, py::object lse, py::object indices, py::object counts, py::object omitted, py::object status,
+                 py::handle workspace, int code) {
+  Args in("attend");
+  AttendArgs a = attending(in, attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len), bits, norm, centre,
+                           planes, summary, keep);
+  a.ratio = ratio, a.candidates = candidates, a.top_p = top_p.value_or(1.0), a.sink = sink, a.recent = recent;
+  a.beta = static_cast<float>(beta), a.pool = static_cast<Pool>(pool);
+  a.max_omitted_mass = static_cast<float>(max_omitted_mass.value_or(2.0));
+  a.dense_layer = dense_layer, a.max_sliced_T = max_sliced_T, a.min_len = min_len;
+  AttentionArgs& c = a.attention;
+  c.out = in("out", out), c.lse = in("lse", lse), c.workspace = in("workspace", workspace);
+  a.indices = in("indices", indices), a.counts = in("counts", counts), a.omitted_mass = in("omitted_mass", omitted), a.status = in("status", status);
+  const bool given = c.out.given() && c.lse.given() && a.indices.given() && a.counts.given() && a.omitted_mass.given() && a.status.given();
+  run(slicing::attend, a, c.q, code, given, [&] {
+    const int64_t B = c.q.shape[0], T = c.q.shape[1], Hq = c.q.shape[2], Hkv = c.kv.k_cache.shape[1];
+    c.out = in("out", out = output(out, q, {B, T, Hq, c.kv.v_cache.shape[3]}, c.q.dtype));
+    c.lse = in("lse", lse = output(lse, q, {B, T, Hq}, DType::f32));
+    a.counts = in("counts", counts = output(counts, q, {B, T, Hkv}, DType::i32));
+    a.indices = in("indices", indices = output(indices, q, {B, T, Hkv, attend_capacity(a)}, DType::i32));
+    a.omitted_mass = in("omitted_mass", omitted = output(omitted, q, {B, T, Hq}, DType::f32));
+    a.status = in("status", status = output(status, q, {B, T, Hq}, DType::u8));
+  });
+  return py::make_tuple(out, lse, indices, counts, omitted, status);
+}
+
 }  // namespace
 
 void bind_slicing(py::module_& m) {
@@ -219,6 +255,7 @@ void bind_slicing(py::module_& m) {
   m.def("sliced_attention", &sliced_attention);
   m.def("merge_states", &merge_states);
   m.def("merge_many", &merge_many);
+  m.def("attend", &attend);
 }
 
 }  // namespace sic::bind

@@ -125,6 +125,35 @@ int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>&
   return out;
 }
 
+// The shortest prefix, in the order of the keys, that brings the chosen weight to top_p of the whole.
+template <class Key, class Weight>
+int64_t nucleus(const Key* keys, const SelectRow& row, double top_p, Weight weight, int64_t most) {
+  const auto w = [&](int64_t i) { return static_cast<uint64_t>(static_cast<uint32_t>(weight(i))); };
+  uint64_t all = 0, chosen = 0;
+  for (int32_t i = 0; i < row.visible; ++i) all += w(i);
+  for (int32_t s = 0; s < row.span_count; ++s)
+    for (int32_t i = row.spans[s].begin; i < row.spans[s].end; ++i) chosen += w(i);
+  const double target = top_p * static_cast<double>(all);
+  if (static_cast<double>(chosen) >= target || most <= 0) return 0;
+  const auto weight_from = [&](int64_t t) {
+    uint64_t sum = chosen;
+    for_free(row, [&](int32_t b, int32_t e) {
+      for (int32_t i = b; i < e; ++i) sum += keys[i] >= t ? w(i) : 0;
+    });
+    return sum;
+  };
+  using Limits = std::numeric_limits<Key>;
+  const Key t = bisect(Limits::min(), Limits::max(), [&](Key k) { return static_cast<double>(weight_from(k)) >= target; });
+  int64_t n = 0, tied = 0;
+  uint64_t each = 0;
+  for_free(row, [&](int32_t b, int32_t e) {
+    for (int32_t i = b; i < e; ++i) n += keys[i] > t, tied += keys[i] == t, each = keys[i] == t ? w(i) : each;
+  });
+  uint64_t sum = weight_from(int64_t{t} + 1);
+  while (tied-- > 0 && static_cast<double>(sum) < target) sum += each, ++n;
+  return std::min(n, most);
+}
+
 // Forced units and those that pass the cut, ascending; the rest of the K slots is -1.
 template <class Key>
 void write_selection(const Key* keys, const SelectRow& row, const Cut<Key>& cut, int32_t* out, int64_t K, int32_t* count) {
@@ -139,6 +168,16 @@ void write_selection(const Key* keys, const SelectRow& row, const Cut<Key>& cut,
   }
   *count = static_cast<int32_t>(p - out);
   std::fill(p, out + K, -1);
+}
+
+// 16-bit scores in 1/256 nat: the whole selection of a row.
+inline void select_scores(const int16_t* scores, const SelectRow& row, double top_p, int32_t* out, int64_t K, int32_t* count) {
+  int64_t wanted = row.count() - row.forced;
+  if (top_p < 1) {
+    const int32_t top = scores_max(scores, row.visible);
+    wanted = nucleus(scores, row, top_p, [&](int64_t i) { return exp_weight(scores[i] - top); }, wanted);
+  }
+  write_selection(scores, row, cut_by_count(scores, row, wanted), out, K, count);
 }
 
 }  // namespace sic::cpu::SIC_ISA

@@ -89,6 +89,7 @@ struct SelectArgs {
   double top_p = 1;
   int64_t sink = 16, recent = 32;
   TensorView keep;             // i32 [B,n,2]
+  int64_t min_len = 0;         // up to so many positions, everything is kept
   TensorView indices, counts;  // out
 };
 void select(const SelectArgs&, const Exec&);
@@ -149,13 +150,15 @@ struct AttendArgs {
   int64_t sink = 16, recent = 32;
   TensorView keep;
   float beta = 0.5f;
-  Pool pool = Pool::max;
+  Pool pool = Pool::softmax;   // of the final scores; the shortlist is joined by maximum
   float max_omitted_mass = 2;  // above 1: never
-  float omitted_shrink = 1, omitted_shift = 0;
   bool dense_layer = false;
   int64_t max_sliced_T = 16, min_len = 0;
   TensorView indices, counts, omitted_mass, status;  // out: selection; f32, u8 [B,T,Hq]
 };
 void attend(const AttendArgs&, const Exec&);
+bool attend_is_dense(const AttendArgs&);          // by policy, for the whole call
+SelectArgs attend_selection(const AttendArgs&);   // the selection it makes; its scores have a shape only
+int64_t attend_capacity(const AttendArgs&);       // slots a row of its indices needs
 
 }  // namespace sic::slicing

@@ -1,0 +1,60 @@
+// attend: checks, then the backend.
+#include <algorithm>
+
+#include "core/isa.h"
+#include "slicing/attention.h"
+#include "slicing/sketch.h"
+#include "slicing/validate.h"
+
+SIC_CPU_OP(attend, slicing::AttendArgs)
+
+namespace sic::slicing {
+
+bool attend_is_dense(const AttendArgs& a) { return a.dense_layer || a.attention.q.shape[1] > a.max_sliced_T; }
+
+SelectArgs attend_selection(const AttendArgs& a) {
+  SelectArgs s;
+  s.seq_lens = a.attention.kv.seq_lens;
+  s.unit = a.summary.given() ? Unit::page : Unit::token;
+  s.page = a.attention.kv.k_cache.shape[2];
+  s.ratio = a.ratio, s.top_p = a.top_p;
+  s.sink = a.sink, s.recent = a.recent, s.keep = a.keep;
+  s.min_len = a.min_len;
+  s.indices = a.indices, s.counts = a.counts;
+  const TensorView& q = a.attention.q;
+  s.scores = view_of(nullptr, DType::i16, q.shape[0], q.shape[1], a.attention.kv.k_cache.shape[1],
+                     s.unit == Unit::token ? a.attention.max_seq_len : ceil_div(a.attention.max_seq_len, s.page));
+  return s;
+}
+
+int64_t attend_capacity(const AttendArgs& a) { return attend_is_dense(a) ? 0 : selection_capacity(attend_selection(a)); }
+
+void attend(const AttendArgs& a, const Exec& exec) {
+  const Check check("attend", exec.device);
+  check_attention(check, a.attention);
+  const TensorView& q = a.attention.q;
+  const CacheDims d = check_kv(check, a.attention.kv);
+  const int64_t D = q.shape[3];
+  check.require(a.summary.given() != a.bits.given(), "index", a.summary.given() ? "both kinds" : "None", "a KeySketch or a page summary");
+  if (a.bits.given()) {
+    check_sketch(check, a.bits, a.norm, a.planes, d, D);
+    check.tensor("params.centre", a.centre, DType::f32, {d.Hkv, D});
+  } else {
+    check.tensor("index", a.summary, summary_dtype(a.attention.kv.k_cache.dtype), {d.P, d.Hkv, 2, D});
+  }
+  check.value(a.ratio > 0 && a.ratio <= 1, "policy.ratio", a.ratio, "above 0, at most 1");
+  check.value(a.candidates > 0 && a.candidates <= 1, "policy.candidates", a.candidates, "above 0, at most 1");
+  check.value(a.top_p > 0 && a.top_p <= 1, "policy.top_p", a.top_p, "above 0, at most 1");
+  check.value(a.sink >= 0, "policy.sink", double(a.sink), "0 or more tokens");
+  check.value(a.recent >= 0, "policy.recent", double(a.recent), "0 or more tokens");
+  if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
+  if (exec.check_only && !a.attention.out.given()) return;
+  check_attention_outputs(check, a.attention);
+  check.output("indices", a.indices, DType::i32, {d.B, q.shape[1], d.Hkv, attend_capacity(a)});
+  check.output("counts", a.counts, DType::i32, {d.B, q.shape[1], d.Hkv});
+  check.output("omitted_mass", a.omitted_mass, DType::f32, {d.B, q.shape[1], q.shape[2]});
+  check.output("status", a.status, DType::u8, {d.B, q.shape[1], q.shape[2]});
+  if (!exec.check_only && q.size() > 0) cpu::attend(a);
+}
+
+}  // namespace sic::slicing

@@ -1,0 +1,308 @@
+// attend on the CPU: scan, select, attend in one call.
+//
+// Per wave of units (sequence, KV head): the sketch is scanned once for both planes (a block of 16 tokens nearly always
+// holds a candidate, so skipping the second plane would save nothing); then each query token's scores are joined, the best
+// are shortlisted by plane 0, ranked by both planes and selected. Attention over all selections follows.
+#include <cmath>
+#include <limits>
+
+#include "core/parallel.h"
+#include "slicing/scan_cpu.h"
+#include "slicing/select_cpu.h"
+#include "slicing/validate.h"
+
+namespace sic::cpu::SIC_ISA {  // the ops that attend is made of
+void sliced_attention(const slicing::AttentionArgs&);
+void score_pages(const slicing::ScorePagesArgs&);
+void select(const slicing::SelectArgs&);
+}  // namespace sic::cpu::SIC_ISA
+
+namespace sic::cpu::SIC_ISA {
+
+namespace {
+
+using slicing::AttendArgs;
+using slicing::Pool;
+using slicing::SelectArgs;
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+int64_t at(const TensorView& v, int64_t b, int64_t t, int64_t h) { return b * v.stride[0] + t * v.stride[1] + h * v.stride[2]; }
+
+// ---- tokens, by the sketch ----
+
+// The selection of one query token and KV head.
+class TokenRow {
+ public:
+  TokenRow(const AttendArgs& a, const SelectArgs& s, const ScanUnit& u, int64_t t)
+      : a_(a), s_(s), u_(u), t_(t), n_(u.visible(t)), G_(static_cast<int>(u.shape.G)), row_(t * u.shape.G * u.shape.positions) {}
+
+  void run() {
+    const int64_t K = a_.indices.shape[3], spans = slicing::span_room(s_);
+    // A shortlist takes at most all positions; compact scores follow it.
+    const int64_t room = n_ + 2 * W;
+    const int64_t bytes = 2 * spans * int64_t{sizeof(Span)} + room * 2 + room * 4 + G_ * room * 2 + G_ * int64_t{2 * sizeof(HeadReference)} + 1024;
+    Carver carve(thread_scratch(bytes));
+    SelectRow row = slicing::select_row(s_, u_.b, u_.h, n_, carve.take<Span>(spans));
+    joined_ = carve.take<int16_t>(room);
+    list_ = carve.take<int32_t>(room);
+    compact_ = carve.take<int16_t>(G_ * room);
+    refs_ = carve.take<HeadReference>(G_);
+    fine_refs_ = carve.take<HeadReference>(G_);
+    spans_ = carve.take<Span>(spans);
+    room_ = room;
+    int32_t* out = a_.indices.as<int32_t>() + at(a_.indices, u_.b, t_, u_.h);
+    int32_t* count = a_.counts.as<int32_t>() + at(a_.counts, u_.b, t_, u_.h);
+    if (row.count() == row.visible) {
+      for (int32_t i = 0; i < row.visible; ++i) out[i] = i;
+      *count = row.visible;
+      std::fill(out + row.visible, out + K, -1);
+    } else {
+      for (int g = 0; g < G_; ++g) refs_[g].set(first(g), n_, true);
+      choose(row, out, K, count);
+    }
+    estimate_unread(row, out, *count);
+  }
+
+ private:
+  const int16_t* first(int g) const { return u_.first + row_ + g * u_.shape.positions; }
+  const int16_t* second(int g) const { return u_.second + row_ + g * u_.shape.positions; }
+  const float* bias() const { return a_.attention.key_bias.given() ? a_.attention.key_bias.as<const float>() + u_.b * a_.attention.key_bias.stride[0] : nullptr; }
+
+  void add_bias(int16_t* scores, int64_t n, const int32_t* positions) const {
+    const float* bias = this->bias();
+    for (int64_t i = 0; bias && i < n; ++i) {
+      const float steps = std::nearbyint(bias[positions ? positions[i] : i] * slicing::kScoreSteps);
+      const float moved = scores[i] + (steps > -1048576.0f ? (steps < 1048576.0f ? steps : 1048576.0f) : -1048576.0f);
+      scores[i] = static_cast<int16_t>(moved < slicing::kScoreMin ? slicing::kScoreMin : moved > -slicing::kScoreMin ? -slicing::kScoreMin : moved);
+    }
+  }
+
+  void choose(const SelectRow& row, int32_t* out, int64_t K, int32_t* count) {
+    const bool two_stage = a_.planes == 2;
+    join_scores(first(0), u_.shape.positions, refs_, G_, !two_stage && a_.pool == Pool::softmax, n_, joined_);
+    add_bias(joined_, n_, nullptr);
+    if (!two_stage) return select_scores(joined_, row, s_.top_p, out, K, count);
+    // Shortlist: no forced tokens, the best by plane 0.
+    SelectRow shortlist;
+    shortlist.visible = row.visible;
+    const double share = a_.candidates > a_.ratio ? a_.candidates : a_.ratio;
+    const auto cut = cut_by_count(joined_, shortlist, static_cast<int64_t>(share * static_cast<double>(n_)));
+    int32_t listed = 0;
+    write_selection(joined_, shortlist, cut, list_, room_, &listed);
+    for (int g = 0; g < G_; ++g)
+      for (int32_t i = 0; i < listed; ++i) compact_[g * room_ + i] = second(g)[list_[i]];
+    join_rows(compact_, room_, G_, listed, a_.pool == Pool::softmax, fine_refs_, compact_);
+    add_bias(compact_, listed, list_);
+    if (a_.top_p < 1) {
+      std::fill(joined_, joined_ + n_, INT16_MIN);
+      for (int32_t i = 0; i < listed; ++i) joined_[list_[i]] = compact_[i];
+      return select_scores(joined_, row, s_.top_p, out, K, count);
+    }
+    select_listed(row, listed, out, K, count);
+  }
+
+  // Forced tokens and the best of the shortlist, ascending.
+  void select_listed(const SelectRow& row, int32_t listed, int32_t* out, int64_t K, int32_t* count) {
+    SelectRow inner;  // the same problem with list entries for units
+    inner.visible = listed;
+    inner.spans = spans_;
+    const auto entry = [&](int32_t token) { return static_cast<int32_t>(std::lower_bound(list_, list_ + listed, token) - list_); };
+    for (int32_t i = 0; i < row.span_count; ++i) inner.spans[inner.span_count++] = {entry(row.spans[i].begin), entry(row.spans[i].end)};
+    const auto cut = cut_by_count(compact_, inner, row.count() - row.forced);
+    int64_t ties = cut.ties;
+    int32_t *p = out, from = 0;
+    for (int32_t s = 0; s <= row.span_count; ++s) {
+      const bool last = s == row.span_count;
+      int32_t* chosen = write_free(compact_, from, last ? listed : inner.spans[s].begin, cut, ties, p, out + K);
+      for (; p < chosen; ++p) *p = list_[*p];
+      if (last) break;
+      for (int32_t i = row.spans[s].begin; i < row.spans[s].end; ++i) *p++ = i;
+      from = inner.spans[s].end;
+    }
+    *count = static_cast<int32_t>(p - out);
+    std::fill(p, out + K, -1);
+  }
+
+  // log of sum exp(estimated logit) over the positions not selected, left in omitted_mass for finish().
+  void estimate_unread(const SelectRow& row, const int32_t* chosen, int32_t count) {
+    float* out = a_.omitted_mass.as<float>();
+    for (int g = 0; g < G_; ++g) {
+      const int64_t head = u_.h * G_ + g;
+      float& unread = out[at(a_.omitted_mass, u_.b, t_, head)];
+      unread = kNothing;
+      if (count >= row.visible) continue;
+      for (int32_t i = 0; i < count; ++i) compact_[i] = first(g)[chosen[i]];
+      const uint64_t left = refs_[g].weights - weight_sum(compact_, count, refs_[g].top);
+      if (left == 0) continue;
+      unread = std::log(static_cast<float>(left)) - 24 * 0.6931471805599453f + refs_[g].top / slicing::kScoreSteps + centre_logit(head);
+    }
+  }
+
+  // What the scores leave out: the centre's share of every logit.
+  float centre_logit(int64_t head) const {
+    const TensorView& q = a_.attention.q;
+    float x[slicing::kSketchMaxDim], dot = 0;
+    load_row(q, at(q, u_.b, t_, head), u_.shape.D, 1.0f, x);
+    const float* centre = a_.centre.as<const float>() + u_.h * a_.centre.stride[0];
+    for (int64_t d = 0; d < u_.shape.D; ++d) dot += x[d] * centre[d];
+    return dot * a_.attention.scale;
+  }
+
+  const AttendArgs& a_;
+  const SelectArgs& s_;
+  const ScanUnit& u_;
+  int64_t t_, n_;
+  int G_;
+  int64_t row_, room_ = 0;
+  int16_t *joined_ = nullptr, *compact_ = nullptr;
+  int32_t* list_ = nullptr;
+  HeadReference *refs_ = nullptr, *fine_refs_ = nullptr;
+  Span* spans_ = nullptr;
+};
+
+void select_tokens(const AttendArgs& a, const SelectArgs& s) {
+  const slicing::AttentionArgs& c = a.attention;
+  const int64_t Hkv = c.kv.k_cache.shape[1];
+  const ScanShape shape(c.q, Hkv, c.max_seq_len);
+  const int64_t units = c.q.shape[0] * Hkv, wave = shape.wave(units, 2);
+  const CallScratch scratch({}, wave * shape.unit_bytes(2));
+  for (int64_t begin = 0; begin < units; begin += wave) {
+    const int64_t count = std::min(wave, units - begin);
+    const auto unit = [&](int64_t i) { return ScanUnit(shape, c.kv.seq_lens, scratch.data() + i * shape.unit_bytes(2), begin + i, 2); };
+    parallel_for(count, [&](int64_t i) { unit(i).set_queries(c.q, c.scale); });
+    parallel_for(count * shape.chunks, [&](int64_t i) {
+      unit(i / shape.chunks).scan(a.bits, a.norm, c.kv.block_table, a.planes, i % shape.chunks, a.planes == 2);
+    });
+    parallel_for(count * shape.T, [&](int64_t i) {
+      const ScanUnit u = unit(i / shape.T);
+      TokenRow(a, s, u, i % shape.T).run();
+    });
+  }
+}
+
+// ---- pages, by their summaries ----
+
+void select_pages(const AttendArgs& a, SelectArgs s) {
+  const slicing::AttentionArgs& c = a.attention;
+  const int64_t B = c.q.shape[0], T = c.q.shape[1], Hkv = c.kv.k_cache.shape[1], M = s.scores.shape[3];
+  const CallScratch memory({}, B * T * Hkv * M * int64_t{4});
+  s.scores = view_of(memory.data(), DType::f32, B, T, Hkv, M);
+  score_pages({c.q, a.summary, c.kv.block_table, c.kv.seq_lens, s.page, a.beta, a.pool, c.scale, c.max_seq_len, s.scores});
+  if (c.key_bias.given()) {
+    for (int64_t row = 0; row < B * T * Hkv; ++row) {
+      const float* bias = c.key_bias.as<const float>() + row / (T * Hkv) * c.key_bias.stride[0];
+      for (int64_t m = 0; m < M; ++m) {
+        const float* from = bias + m * s.page;
+        s.scores.as<float>()[row * M + m] += *std::max_element(from, from + std::min(s.page, c.max_seq_len - m * s.page));
+      }
+    }
+  }
+  select(s);
+}
+
+// The estimate for pages: every position of an unread page is taken to have the page's centre for its key.
+void estimate_unread_pages(const AttendArgs& a, const SelectArgs& s, int64_t row) {
+  const slicing::AttentionArgs& c = a.attention;
+  const int64_t T = c.q.shape[1], Hq = c.q.shape[2], G = Hq / c.kv.k_cache.shape[1], D = c.q.shape[3];
+  const int64_t head = row % Hq, t = row / Hq % T, b = row / Hq / T, h = head / G;
+  const int64_t visible = visible_positions(index_at(c.kv.seq_lens, b * c.kv.seq_lens.stride[0]), T, t, c.max_seq_len);
+  const int32_t* chosen = a.indices.as<const int32_t>() + at(a.indices, b, t, h);
+  const int32_t* chosen_end = chosen + a.counts.as<const int32_t>()[at(a.counts, b, t, h)];
+  const PageTable table(c.kv.block_table, b);
+  float* q = reinterpret_cast<float*>(thread_scratch(2 * D * static_cast<int64_t>(sizeof(float))));
+  load_row(c.q, at(c.q, b, t, head), D, c.scale, q);
+  double top = kNothing, sum = 0;
+  for (int64_t m = 0; m * s.page < visible; ++m) {
+    if (chosen < chosen_end && *chosen == m) {
+      ++chosen;
+      continue;
+    }
+    load_row(a.summary, table[static_cast<uint32_t>(m)] * a.summary.stride[0] + h * a.summary.stride[1], D, 1.0f, q + D);
+    double logit = 0;
+    for (int64_t d = 0; d < D; ++d) logit += q[d] * q[D + d];
+    const double bigger = std::max(top, logit);
+    sum = sum * std::exp(top - bigger) + static_cast<double>(std::min(s.page, visible - m * s.page)) * std::exp(logit - bigger);
+    top = bigger;
+  }
+  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = sum > 0 ? static_cast<float>(top + std::log(sum)) : kNothing;
+}
+
+// ---- the result ----
+
+// Query head `head` of one query token, computed dense.
+void attend_dense_head(const AttendArgs& a, int64_t b, int64_t t, int64_t head) {
+  slicing::AttentionArgs one = a.attention;
+  const int64_t h = head / (one.q.shape[2] / one.kv.k_cache.shape[1]);
+  const auto narrow = [](TensorView& v, int axis, int64_t i) {
+    if (!v.given()) return;
+    v.data = v.as<char>() + i * v.stride_bytes(axis);
+    v.shape[axis] = 1;
+  };
+  int64_t length = visible_positions(index_at(one.kv.seq_lens, b * one.kv.seq_lens.stride[0]), one.q.shape[1], t, one.max_seq_len);
+  for (TensorView* v : {&one.q, &one.out}) narrow(*v, 0, b), narrow(*v, 1, t), narrow(*v, 2, head);
+  narrow(one.lse, 0, b), narrow(one.lse, 1, t), narrow(one.lse, 2, head);
+  for (TensorView* v : {&one.kv.k_cache, &one.kv.v_cache}) {
+    if (!one.kv.block_table.given()) narrow(*v, 0, b);
+    narrow(*v, 1, h);
+  }
+  narrow(one.kv.block_table, 0, b), narrow(one.key_bias, 0, b), narrow(one.sinks, 0, head);
+  for (TensorView* v : {&one.kv.k_scale, &one.kv.v_scale})
+    if (v->rank == 1) narrow(*v, 0, h);
+  one.kv.seq_lens = view_of(&length, DType::i64, 1);
+  one.selected = {};
+  one.workspace = {};
+  sliced_attention(one);
+}
+
+// log of the unread weight becomes the share of the whole; heads above the limit are recomputed.
+void finish(const AttendArgs& a) {
+  const slicing::AttentionArgs& c = a.attention;
+  const int64_t T = c.q.shape[1], Hq = c.q.shape[2], G = Hq / c.kv.k_cache.shape[1];
+  for (int64_t row = 0; row < c.q.shape[0] * T * Hq; ++row) {
+    const int64_t head = row % Hq, t = row / Hq % T, b = row / Hq / T;
+    float& omitted = a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)];
+    uint8_t& status = a.status.as<uint8_t>()[at(a.status, b, t, head)];
+    const float lse = c.lse.as<const float>()[at(c.lse, b, t, head)];
+    const int32_t count = a.counts.as<const int32_t>()[at(a.counts, b, t, head / G)];
+    const int64_t unit = a.summary.given() ? c.kv.k_cache.shape[2] : 1;
+    const int64_t visible = visible_positions(index_at(c.kv.seq_lens, b * c.kv.seq_lens.stride[0]), T, t, c.max_seq_len);
+    status = count == slicing::ceil_div(visible, unit) ? slicing::kDenseShort : slicing::kSliced;
+    omitted = omitted == kNothing ? 0.0f : 1.0f / (1.0f + std::exp(lse - omitted));
+    if (omitted > a.max_omitted_mass) {
+      attend_dense_head(a, b, t, head);
+      status = slicing::kFallbackMass;
+      omitted = 0;
+    }
+  }
+}
+
+void attend_dense(const AttendArgs& a) {
+  sliced_attention(a.attention);
+  const slicing::AttentionArgs& c = a.attention;
+  const int64_t T = c.q.shape[1], Hq = c.q.shape[2], Hkv = c.kv.k_cache.shape[1];
+  for (int64_t row = 0; row < c.q.shape[0] * T * Hq; ++row) {
+    const int64_t head = row % Hq, t = row / Hq % T, b = row / Hq / T;
+    a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = 0;
+    a.status.as<uint8_t>()[at(a.status, b, t, head)] = a.dense_layer ? slicing::kDenseLayer : slicing::kDensePrefill;
+    if (head < Hkv) a.counts.as<int32_t>()[at(a.counts, b, t, head)] = 0;
+  }
+}
+
+}  // namespace
+
+void attend(const AttendArgs& a) {
+  if (slicing::attend_is_dense(a)) return attend_dense(a);
+  const SelectArgs s = slicing::attend_selection(a);
+  if (a.summary.given())
+    select_pages(a, s);
+  else
+    select_tokens(a, s);
+  slicing::AttentionArgs sliced = a.attention;
+  sliced.selected = {a.indices, a.counts, s.unit};
+  sliced_attention(sliced);
+  if (a.summary.given()) parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2], [&](int64_t row) { estimate_unread_pages(a, s, row); });
+  finish(a);
+}
+
+}  // namespace sic::cpu::SIC_ISA

@@ -1,0 +1,156 @@
+"""Backends: which there are, why one is not, and the one call through which every op runs.
+
+| name   | what it is                                                        |
+|--------|-------------------------------------------------------------------|
+| cpu    | C++ with SIMD chosen at run time; the default for CPU tensors       |
+| cuda   | CUDA kernels built ahead of time; the default for CUDA tensors      |
+| triton | kernels compiled at run time, where there is no nvcc               |
+| ref    | the definition in float64; never chosen by itself                  |
+
+Adding an op needs nothing here: a native op is `_C.<op>`, a Python one is a function of that name in the family's
+`reference` or `triton_kernels` module, with the same inputs in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import arrays, config
+from .errors import ArgumentError, BackendError
+from .native import CHECK, CPU, CUDA, module
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """One row of the table. code: of a native backend; file: the family's module of a Python one."""
+
+    name: str
+    devices: tuple[str, ...]
+    why_not: Callable[[], str | None]
+    code: int = CHECK
+    file: str = ""
+
+
+@functools.cache
+def _why_not_native() -> str | None:
+    try:
+        module()
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _why_not_cuda() -> str | None:
+    missing = _why_not_native()
+    if missing is not None:
+        return missing
+    if not getattr(module(), "has_cuda", bool)():
+        return "built without CUDA kernels: build with nvcc on the PATH"
+    return None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
+
+
+@functools.cache
+def _why_not_triton() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install 'sic_kernels[triton]'"
+    if importlib.util.find_spec("sic_kernels.slicing.triton_kernels") is None:
+        return "this version has no Triton kernels yet"
+    return None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
+
+
+TABLE: dict[str, Backend] = {
+    b.name: b
+    for b in (
+        Backend("cpu", ("cpu",), _why_not_native, code=CPU),
+        Backend("cuda", ("cuda",), _why_not_cuda, code=CUDA),
+        Backend("triton", ("cuda",), _why_not_triton, file="triton_kernels"),
+        Backend("ref", ("cpu", "cuda"), _why_not_native, file="reference"),
+    )
+}
+
+
+def backends() -> dict[str, str | None]:
+    """Backend -> None if it can be used, else the reason why not and how to get it."""
+    return {name: b.why_not() for name, b in TABLE.items()}
+
+
+def why_not(name: str) -> str | None:
+    """Why backend `name` cannot be used; None if it can. `ArgumentError` for an unknown name."""
+    return _named("why_not", name).why_not()
+
+
+def pick(op: str, tensor: Any, wanted: str | None = None) -> Backend:
+    """The backend for an op on `tensor`: `wanted`, else SIC_BACKEND, else the best for the tensor's device.
+
+    `BackendError` with the reason and the remedy if it cannot be used.
+    """
+    wanted = wanted or config.current().backend
+    if wanted == "auto":
+        return _automatic(op, _device(tensor))
+    chosen = _named(op, wanted)
+    reason = chosen.why_not()
+    if reason is not None:
+        raise BackendError(f"{op}: backend {wanted!r} cannot be used: {reason}")
+    return chosen
+
+
+@functools.cache
+def _automatic(op: str, device: str) -> Backend:
+    reasons = []
+    for b in TABLE.values():
+        if b.name == "ref" or device not in b.devices:
+            continue
+        reason = b.why_not()
+        if reason is None:
+            return b
+        reasons.append(f"{b.name}: {reason}")
+    raise BackendError(f"{op}: no backend for {device} tensors; " + ("; ".join(reasons) or "known are cpu and cuda"))
+
+
+def _named(op: str, name: str) -> Backend:
+    if name not in TABLE:
+        raise ArgumentError.of(op, "backend", repr(name), "auto|" + "|".join(TABLE))
+    return TABLE[name]
+
+
+def _device(tensor: Any) -> str:
+    if isinstance(tensor, torch.Tensor):
+        return tensor.device.type
+    return "cuda" if hasattr(tensor, "__cuda_array_interface__") else "cpu"
+
+
+def call(
+    family: str, op: str, inputs: tuple, outs: tuple = (), workspace: Any = None, backend: str | None = None
+) -> tuple:
+    """Run one op and return its outputs, in the kind of the first input.
+
+    The native layer checks every argument and allocates missing outputs for all backends, so there is one set of checks
+    and nothing is touched before they pass.
+    """
+    chosen = pick(op, inputs[0], backend)
+    native = getattr(module(), op)
+    if chosen.code:
+        results = native(*inputs, *outs, workspace, chosen.code)
+        results = results if type(results) is tuple else (results,)
+    else:
+        results = native(*inputs, *outs, workspace, CHECK)
+        results = results if type(results) is tuple else (results,)
+        _run_python(family, op, chosen, inputs, results)
+    if isinstance(inputs[0], torch.Tensor):
+        return results
+    return arrays.like(results, inputs[0])
+
+
+def _run_python(family: str, op: str, backend: Backend, inputs: tuple, results: tuple) -> None:
+    function = getattr(importlib.import_module(f"sic_kernels.{family}.{backend.file}"), op)
+    into = [arrays.as_torch(r) for r in results]
+    for target, value in zip(into, function(*(arrays.as_torch(x) for x in inputs)), strict=True):
+        target.copy_(value)

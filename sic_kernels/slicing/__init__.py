@@ -1,0 +1,49 @@
+"""Read only the part of the KV cache that the query needs.
+
+    index = sic.slicing.key_sketch(k_cache, block_table, seq_lens, params)
+    result = sic.slicing.attend(q, k_cache, v_cache, index, block_table, seq_lens)
+
+Conventions of every op (shapes: B sequences, T query tokens, Hq query heads, Hkv KV heads, G = Hq/Hkv, P pages, M pages a
+sequence, S = M * page positions, D head size):
+
+* Arrays are torch tensors or anything with DLPack or `__cuda_array_interface__`; results have the kind of the first one.
+* Caches are `[P,Hkv,page,D]` under `block_table` `[B,M]`, or `[B,Hkv,S,D]` with `block_table=None`; last dimension contiguous,
+  the others free. f32, f16, bf16; f8_e4m3 caches with `k_scale`, `v_scale`. An NHD cache is passed as `cache.transpose(1, 2)`.
+* `seq_lens` `[B]` counts the T new tokens; query t sees the first `seq_len - T + t + 1` positions.
+* `max_seq_len` (default S) bounds grids, widths and workspace: nothing depends on device data.
+* With `out=` and `workspace=` nothing is allocated and nothing synchronises: capturable in a CUDA graph.
+* Results are bitwise equal from run to run, for any thread count and any batch a row is in.
+* `ArgumentError` (one format) before anything is read or written.
+"""
+
+from .attend import attend
+from .attention import append_kv, gather, merge_many, merge_states, sliced_attention, workspace_bytes
+from .index import calibrate, key_sketch, page_summary
+from .scoring import refine_tokens, score_pages, score_tokens, select
+from .types import STATUS, KeySketch, Selection, SketchParams, SlicePolicy, SliceResult
+
+__all__ = [
+    "STATUS",
+    "KeySketch",
+    "Selection",
+    "SketchParams",
+    "SlicePolicy",
+    "SliceResult",
+    "SlicedKVCache",
+    "append_kv",
+    "attend",
+    "calibrate",
+    "gather",
+    "key_sketch",
+    "merge_many",
+    "merge_states",
+    "page_summary",
+    "refine_tokens",
+    "score_pages",
+    "score_tokens",
+    "select",
+    "sliced_attention",
+    "workspace_bytes",
+]
+
+from .cache import SlicedKVCache  # last: it is built on the ops above

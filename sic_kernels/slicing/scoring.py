@@ -1,0 +1,119 @@
+"""How much each token or page matters to a query, and which ones to read."""
+
+from __future__ import annotations
+
+from ..runtime import config
+from ..runtime.backends import call
+from .attention import with_tokens, without_tokens
+from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of
+
+
+def score_tokens(
+    q: Array,
+    sketch: KeySketch,
+    block_table: Array | None,
+    seq_lens: Array,
+    *,
+    pool: Pool = "max",
+    scale: float | None = None,
+    max_seq_len: int | None = None,
+    out: Array | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Estimated logits from plane 0 of the sketch, joined over each GQA group: i16[B,T,Hkv,S] in 1/256 nat, saturating.
+
+    pool "max": the maximum over heads of (score - the head's own maximum); "softmax": log of the sum of the heads'
+    softmax. Invisible positions are -32768, visible ones at least -32767. All backends give the same integers.
+    Method: the query, rotated like the keys and rounded to +-31, is dotted with the signs by table look-up ("fast scan",
+    Andre et al. 2015).
+    """
+    q, flat = with_tokens(q)
+    inputs = (
+        q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, sketch.planes,
+        code_of("score_tokens", "pool", pool, POOLS), scale, max_seq_len,
+    )  # fmt: skip
+    out = out[:, None] if flat and out is not None else out
+    return without_tokens(flat, *call("slicing", "score_tokens", inputs, (out,), None, backend))[0]
+
+
+def refine_tokens(
+    q: Array,
+    sketch: KeySketch,
+    block_table: Array | None,
+    seq_lens: Array,
+    candidates: Selection,
+    *,
+    pool: Pool = "max",
+    scale: float | None = None,
+    max_seq_len: int | None = None,
+    out: Array | None = None,
+    backend: str | None = None,
+) -> Array:
+    """`score_tokens` from both planes, for the listed candidates only: i16[B,T,Hkv,K]; unused slots are -32768."""
+    q, flat = with_tokens(q)
+    inputs = (
+        q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, candidates.indices, candidates.counts,
+        code_of("refine_tokens", "pool", pool, POOLS), scale, max_seq_len,
+    )  # fmt: skip
+    out = out[:, None] if flat and out is not None else out
+    return without_tokens(flat, *call("slicing", "refine_tokens", inputs, (out,), None, backend))[0]
+
+
+def score_pages(
+    q: Array,
+    summary: Array,
+    block_table: Array | None,
+    seq_lens: Array,
+    *,
+    page_size: int,
+    beta: float = 0.5,
+    pool: Pool = "softmax",
+    scale: float | None = None,
+    max_seq_len: int | None = None,
+    out: Array | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Page scores q.centre + beta * sum |q_i| radius_i, joined over each group: f32[B,T,Hkv,M], nats; invisible -inf.
+
+    beta = 1 bounds every logit of the page from above (Quest, Tang et al. 2024); 0.5 selects better.
+    """
+    q, flat = with_tokens(q)
+    pool_code = code_of("score_pages", "pool", pool, POOLS)
+    inputs = (q, summary, block_table, seq_lens, page_size, beta, pool_code, scale, max_seq_len)
+    out = out[:, None] if flat and out is not None else out
+    return without_tokens(flat, *call("slicing", "score_pages", inputs, (out,), None, backend))[0]
+
+
+def select(
+    scores: Array,
+    seq_lens: Array,
+    *,
+    unit: Unit = "token",
+    page_size: int = 1,
+    ratio: float | None = None,
+    budget: int | Array | None = None,
+    top_p: float | None = None,
+    sink: int = 16,
+    recent: int = 32,
+    keep: Array | None = None,
+    capacity: int | None = None,
+    out: tuple[Array, Array] | None = None,
+    backend: str | None = None,
+) -> Selection:
+    """The best tokens or pages of each row: ascending indices i32[B,T,Hkv,K] padded with -1, counts i32[B,T,Hkv].
+
+    scores: [B,T,Hkv,N] (or [B,Hkv,N]), i16 in 1/256 nat or f32|f16|bf16 in nats.
+    budget: tokens, a number or i32|i64 [B,Hkv]; default floor(ratio * visible), ratio 0.12 (SIC_SLICE_RATIO). In pages
+    max(1, budget // page_size).  sink, recent: tokens always taken at both ends.  keep: i32[B,n,2], half-open spans of
+    tokens always taken, -1 padded.  Forced ones win: count = min(visible, max(budget, forced)).
+    top_p: the shortest best-first prefix whose softmax mass, forced ones included, reaches top_p; never above the budget.
+    capacity: K, default the largest count that max length allows; ArgumentError if a row needs more.
+    Order: score descending, then lowest index; -0 equals +0; NaN last. Exact and deterministic.
+    """
+    flat = getattr(scores, "ndim", 4) == 3
+    scores = scores[:, None] if flat else scores
+    ratio = config.current().slice_ratio if ratio is None else ratio
+    unit_code = code_of("select", "unit", unit, UNITS)
+    inputs = (scores, seq_lens, unit_code, page_size, ratio, budget, top_p, sink, recent, keep, capacity)
+    outs = (None, None) if out is None else tuple(o[:, None] for o in out) if flat else out
+    return Selection(*without_tokens(flat, *call("slicing", "select", inputs, outs, None, backend)), unit)
