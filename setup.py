@@ -91,6 +91,14 @@ class BuildNative(build_ext):
         if not module.exists():
             raise SystemExit(f"sic_kernels: the build made no {module.name}")
 
+    def copy_extensions_to_source(self) -> None:
+        """Editable installs: setuptools copies the module beside the Python files; _native goes with it."""
+        super().copy_extensions_to_source()
+        built = Path(self.build_lib) / "sic_kernels" / "_native"
+        here = ROOT / "sic_kernels" / "_native"
+        shutil.rmtree(here, ignore_errors=True)
+        shutil.copytree(built, here)
+
 
 setup(
     ext_modules=[Extension("sic_kernels._C", sources=[])], cmdclass={"build_py": BuildPython, "build_ext": BuildNative}

@@ -6,7 +6,7 @@ root=$PWD
 cmake=${CMAKE:-cmake}
 
 configure() { "$cmake" -G Ninja "$@" >/dev/null; }
-build() { "$cmake" --build "$1"; }
+build() { "$cmake" --build "$1" -- --quiet; }
 
 echo "-- C++ tests"
 configure -S . -B build/native-test -DSIC_TESTS=ON -DCMAKE_INSTALL_PREFIX="$root/build/native-install"

@@ -11,7 +11,7 @@ site=$build/site
 cmake -G Ninja -S . -B "$build" -DSIC_TESTS=ON -DSIC_PYTHON=ON -DSIC_SANITIZE=address,undefined -DSIC_INSTALL=ON \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$(command -v "$python")" \
   -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" >/dev/null
-cmake --build "$build"
+cmake --build "$build" -- --quiet
 
 echo "-- C++ tests under AddressSanitizer"
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
