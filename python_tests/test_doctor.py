@@ -14,24 +14,30 @@ from sic_kernels.cli import COMMANDS, doctor, main
 PACKAGE = Path(sic.__file__).parent
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    """Run the command line with only the Python files of the package and the standard library importable."""
-    root = tmp_path_factory.mktemp("bare")
+def _copy_of_package(root):
+    """A function that runs the command line with only the package's Python files and the standard library."""
     for source in PACKAGE.rglob("*.py"):
         target = root / "sic_kernels" / source.relative_to(PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())
 
     def run(*args, **environ):
-        # -S: no site-packages; -E would hide PYTHONPATH, which is the only path given.
+        # -S: no site-packages, so the current folder and the standard library are all there is.
         return subprocess.run(
             [sys.executable, "-S", "-m", "sic_kernels", *args],
-            env={"PYTHONPATH": str(root), "PATH": os.environ["PATH"], **environ},
-            cwd=root, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env={"PATH": os.environ["PATH"], **environ},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    return _copy_of_package(tmp_path_factory.mktemp("bare"))
 
 
 def test_bare_interpreter_is_really_bare(tmp_path):
@@ -60,6 +66,17 @@ def test_json_with_the_standard_library_only(bare):
     for name in ("gpu", "nvlink", "ecc", "pcie", "cpu_isa", "threads"):
         assert report["hardware"][name]["status"] in ("pass", "fail", "unknown")
         assert report["hardware"][name]["source"]
+
+
+def test_a_module_that_does_not_load_says_why(tmp_path):
+    """Built, but torch is missing: the remedy is to install torch, not to build again."""
+    run = _copy_of_package(tmp_path)
+    (tmp_path / "sic_kernels" / "_C.py").write_text("raise ImportError('never loaded')\n")
+    native = json.loads(run("doctor", "--json").stdout)["native"]
+    assert native["built"] is True
+    assert native["loads"] is False
+    assert "torch" in native["error"]
+    assert "pip install 'torch" in native["remedy"]
 
 
 def test_text_with_the_standard_library_only(bare):
@@ -96,7 +113,9 @@ def test_here_everything_needed_is_there(capsys):
     """In the development environment the module is built: a test run without it would prove nothing."""
     assert main(["doctor", "--json", "--strict"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["native"]["built"] is True
+    assert report["native"]["loads"] is True
+    assert report["native"]["isa"] in report["native"]["supported_isas"]
+    assert report["native"]["cmakedir"]
     assert Path(report["native"]["path"]).is_file()
     assert report["backends"]["cpu"] == "available"
     assert report["packages"]["torch"]["version"]

@@ -46,6 +46,7 @@ TOOLS = {
 }
 
 _VERSION = re.compile(r"\d+\.\d+")
+NATIVE_FACTS = ("isa", "supported_isas", "num_threads", "thread_pool", "has_cuda")  # functions of the native module
 NATIVE_REMEDY = "pip install . (or make build) in the source tree"
 
 
@@ -72,7 +73,7 @@ def examine() -> dict[str, Any]:
     hardware = _ask(lambda: probe.probe_hardware().as_dict())
     return {
         "version": __version__,
-        "ok": native["built"] and "error" not in settings,
+        "ok": native["loads"] and "error" not in settings,
         "python": f"{platform.python_version()} {sys.executable}",
         "platform": platform.platform(),
         "settings": settings,
@@ -99,8 +100,8 @@ def _settings() -> dict[str, Any]:
 
 
 def _native() -> dict[str, Any]:
-    """The native module is looked for, then loaded: it needs torch only when called."""
-    answer: dict[str, Any] = {"built": False, "path": None, "cmakedir": None}
+    """built: the module file is there; loads: it can be imported, torch first. Facts only when it loads."""
+    answer: dict[str, Any] = {"built": False, "loads": False, "path": None, "cmakedir": None}
     try:
         answer["cmakedir"] = str(cmake_dir())
     except SicError as error:
@@ -108,13 +109,15 @@ def _native() -> dict[str, Any]:
     spec = importlib.util.find_spec("sic_kernels._C")
     if spec is None:
         return {**answer, "error": "sic_kernels._C is not there", "remedy": NATIVE_REMEDY}
-    answer["path"] = spec.origin
+    answer |= {"built": True, "path": spec.origin}
     try:
         native = importlib.import_module("sic_kernels.runtime.native").module()
     except (SicError, ImportError, AttributeError) as error:
-        return {**answer, "error": f"{type(error).__name__}: {error}", "remedy": NATIVE_REMEDY}
-    info = native.build_info() if hasattr(native, "build_info") else {}
-    return {**answer, "built": True, **info}
+        missing = getattr(error, "name", None)
+        remedy = PACKAGES[missing][2] if missing in PACKAGES else NATIVE_REMEDY
+        return {**answer, "error": f"{type(error).__name__}: {error}", "remedy": remedy}
+    facts = {name: getattr(native, name)() for name in NATIVE_FACTS if hasattr(native, name)}
+    return {**answer, "loads": True, **facts}
 
 
 def _backends() -> dict[str, Any]:
@@ -203,13 +206,11 @@ def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str, st
     """(title, [(name, status, detail)]) for the printed report."""
     native, settings = report["native"], report["settings"]
     build = [("sic_kernels", "ok", report["version"]), ("python", "ok", report["python"])]
-    if native["built"]:
+    if native["loads"]:
         build.append(("native", "ok", native["path"]))
-        build += [
-            (k, "ok", _flat(v)) for k, v in native.items() if k not in ("built", "path", "cmakedir", "cmakedir_error")
-        ]
+        build += [(k, "ok", _flat(v)) for k, v in native.items() if k in NATIVE_FACTS]
     else:
-        build.append(("native", "missing", f"{native['error']}; {native['remedy']}"))
+        build.append(("native", "fail" if native["built"] else "missing", f"{native['error']}; {native['remedy']}"))
     build.append(
         ("cmakedir", "ok" if native["cmakedir"] else "missing", native["cmakedir"] or native["cmakedir_error"])
     )

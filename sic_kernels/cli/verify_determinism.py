@@ -125,7 +125,9 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
     return {
         "score_tokens": lambda: (slicing.score_tokens(q, sketch, table, lens, **forced),),
         "score_pages": lambda: (slicing.score_pages(q, summary, table, lens, page_size=PAGE, **forced),),
-        "refine_tokens": lambda: (slicing.refine_tokens(q, sketch, chosen, table, lens, **forced),),
+        "refine_tokens": lambda: (
+            slicing.refine_tokens(q, sketch, candidates=chosen, block_table=table, seq_lens=lens, **forced),
+        ),
         "sliced_attention": lambda: tuple(slicing.sliced_attention(q, k, v, table, lens, chosen, **forced)),
         "dense_attention": lambda: tuple(slicing.sliced_attention(q, k, v, table, lens, **forced)),
         "attend": attend,
