@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .reference_attention import sliced_attention
-from .reference_layout import Tensor, visible, width
+from .reference_layout import Tensor, softmax_scale, visible, width
 from .reference_pages import score_pages
 from .reference_select import as_indices, budget_units, choose, default_capacity, forced_units, select
-from .reference_sketch import LOWEST, STEPS_PER_NAT, UNSEEN, refine_tokens, score_tokens
+from .reference_sketch import LOWEST, STEPS_PER_NAT, UNSEEN, head_scores, refine_tokens, score_tokens, weights
+from .types import STATUS
+
+SLICED, DENSE_LAYER, DENSE_SHORT, DENSE_PREFILL, FALLBACK_MASS = range(len(STATUS))
 
 
 def _biased(scores: Tensor, key_bias: Tensor | None, page: int) -> Tensor:
@@ -25,53 +30,123 @@ def _biased(scores: Tensor, key_bias: Tensor | None, page: int) -> Tensor:
     return torch.where(scores == UNSEEN, UNSEEN, moved).to(torch.int16)
 
 
-def select_tokens(
-    q, bits, norm, planes, block_table, seq_lens, page, ratio, candidates, top_p, sink, recent, pool, scale, key_bias,
-    max_seq_len,
-):  # fmt: skip
-    """indices, counts of the two-stage sketch: plane 0 over all tokens, both planes over the best `candidates` of them.
+def _select_policy(scores, unit, page, seq_lens, ratio, top_p, sink, recent, keep, min_len, eligible=None):
+    """`select` with a policy's rules: sequences of at most min_len tokens are taken whole."""
+    size, units = 1 if unit == 0 else page, scores.shape[-1]
+    seen_tokens = visible(seq_lens, scores.shape[1], units * size)
+    seen = torch.arange(units) < (-(-seen_tokens // size))[:, :, None, None]
+    forced = forced_units(seen_tokens, units, size, sink, recent, keep)[:, :, None]
+    limit = budget_units(seen_tokens, unit, size, ratio, None)
+    short = (seen_tokens <= min_len)[..., None]
+    limit = torch.where(short, units, limit)
+    if eligible is not None:  # where everything fits, nothing is shortlisted
+        eligible = eligible | (limit >= seen_tokens[..., None])[..., None]
+    K = max(default_capacity(units, unit, size, ratio, None, sink, recent, keep), min(units, -(-min_len // size)))
+    return as_indices(choose(scores, seen, forced, limit, top_p, eligible), K)
 
+
+def select_tokens(
+    q, bits, norm, planes, block_table, page, candidates, pool, scale, key_bias, max_seq_len, seq_lens, ratio, top_p,
+    sink, recent, keep, min_len,
+):  # fmt: skip
+    """indices, counts of the two-stage sketch, and each head's plane-0 scores.
+
+    Plane 0 ranks all tokens (heads joined by maximum), both planes the best `candidates` of them (joined by `pool`).
     Beyond the forced tokens only candidates are chosen.
     """
-    scores = score_tokens(q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len)[0]
+    rest = (seq_lens, ratio, top_p, sink, recent, keep, min_len)
+    first = head_scores(q, bits, norm, block_table, seq_lens, page, planes, scale, max_seq_len)
+    first_pool = pool if planes == 1 else 0
+    scores = score_tokens(q, bits, norm, block_table, seq_lens, page, planes, first_pool, scale, max_seq_len)[0]
     scores = _biased(scores, key_bias, page)
     if planes == 1:
-        return select(scores, seq_lens, 0, page, ratio, None, top_p, sink, recent, None, None)
+        return *_select_policy(scores, 0, page, *rest), first
     S = width(block_table, page, max_seq_len)
-    seen_tokens = visible(seq_lens, q.shape[1], S)
-    seen = torch.arange(S, device=q.device) < seen_tokens[:, :, None, None]
-    listed, count = select(scores, seq_lens, 0, page, candidates, None, None, 0, 0, None, None)
+    share = max(candidates, ratio)
+    listed, count = select(scores, seq_lens, 0, page, share, None, None, 0, 0, None, None)
     fine = refine_tokens(q, bits, norm, block_table, seq_lens, page, listed, count, pool, scale, max_seq_len)[0]
     target = torch.where(listed >= 0, listed.long(), S)
     wide = torch.full((*scores.shape[:-1], S + 1), UNSEEN, dtype=torch.int16, device=q.device)
     wide = _biased(wide.scatter(-1, target, fine)[..., :S], key_bias, page)
     eligible = torch.zeros(*scores.shape[:-1], S + 1, dtype=torch.bool, device=q.device)
     eligible = eligible.scatter(-1, target, True)[..., :S]
-    forced = forced_units(seen_tokens, S, 1, sink, recent, None)[:, :, None]
-    chosen = choose(wide, seen, forced, budget_units(seen_tokens, 0, 1, ratio, None), top_p, eligible)
-    return as_indices(chosen, default_capacity(S, 0, 1, ratio, None, sink, recent, None))
+    return *_select_policy(wide, 0, page, *rest, eligible), first
+
+
+def _unread(q, first, indices, counts, centre, seen, scale):
+    """f32[B,T,Hq]: log of the sum of exp(estimated logit) over the visible tokens that are not listed.
+
+    first: plane-0 scores of each head, int64[B,T,Hkv,G,S]. Their centre's share is added back.
+    """
+    B, T, Hkv, G, S = first.shape
+    listed = torch.arange(indices.shape[-1], device=q.device) < counts[..., None]
+    read = torch.zeros(B, T, Hkv, S + 1, dtype=torch.bool, device=q.device)
+    read = read.scatter(-1, torch.where(listed, indices.long(), S), True)[..., :S]
+    visible_heads = seen[..., None, :].expand_as(first)
+    top = first.masked_fill(~visible_heads, -(1 << 40)).amax(-1, keepdim=True)
+    w = weights((top - first).clamp(min=0)).masked_fill(~visible_heads | read[..., None, :], 0).sum(-1)
+    logit = torch.einsum("bthgd,hd->bthg", q.double().unflatten(2, (Hkv, G)), centre.double()) * softmax_scale(scale, q.shape[-1])
+    unread = w.double().log() - 24 * math.log(2) + top[..., 0].double() / STEPS_PER_NAT + logit
+    return torch.where(w > 0, unread, -torch.inf).flatten(2)
+
+
+def _unread_pages(q, summary, indices, counts, block_table, seen_tokens, page, scale):
+    """The same for pages: every token of an unread page is taken to have the page's centre for its key."""
+    B, T, Hq, D = q.shape
+    Hkv = summary.shape[1]
+    table = torch.arange(B, device=q.device)[:, None] if block_table is None else block_table.long()
+    M = table.shape[1]
+    starts = torch.arange(M, device=q.device) * page
+    live = (seen_tokens[..., None] - starts).clamp(0, page)  # [B,T,M]
+    used = starts < seen_tokens.amax(1, keepdim=True)  # the tail of a table row holds anything
+    centre = summary[torch.where(used, table, 0), :, 0].double()  # [B,M,Hkv,D]
+    logit = torch.einsum("bthgd,bmhd->bthgm", q.double().unflatten(2, (Hkv, Hq // Hkv)), centre) * softmax_scale(scale, q.shape[-1])
+    listed = torch.arange(indices.shape[-1], device=q.device) < counts[..., None]
+    read = torch.zeros(B, T, Hkv, M + 1, dtype=torch.bool, device=q.device)
+    read = read.scatter(-1, torch.where(listed, indices.long(), M), True)[..., :M]
+    weight = torch.where(read, 0, live[:, :, None]).double().log()[..., None, :]
+    return torch.logsumexp(logit + weight, -1).flatten(2)
 
 
 def attend(
-    q, k_cache, v_cache, bits, norm, planes, summary, block_table, seq_lens, ratio, candidates, top_p, sink, recent,
-    beta, pool, scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len,
+    q, k_cache, v_cache, bits, norm, centre, planes, summary, block_table, seq_lens, ratio, candidates, top_p, sink,
+    recent, beta, pool, max_omitted_mass, dense_layer, max_sliced_T, min_len, keep, scale, key_bias, softcap, window,
+    sinks, k_scale, v_scale, max_seq_len,
 ):  # fmt: skip
-    """out, lse, indices, counts: score all, refine the best, select, attend to what was selected.
+    """out, lse, indices, counts, omitted_mass, status: score all, refine the best, select, attend to what was selected.
 
-    Tokens by the sketch (bits, norm) or, where `summary` is given, pages.  No row is recomputed dense here.
+    Tokens by the sketch (bits, norm) or, where `summary` is given, pages.
     """
-    page = k_cache.shape[2]
+    page, T, Hkv = k_cache.shape[2], q.shape[1], k_cache.shape[1]
+    extras = (scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len)
+    dense, dense_lse = sliced_attention(q, k_cache, v_cache, block_table, seq_lens, None, None, 0, *extras)
+    shape = q.shape[:3]
+    if dense_layer or T > max_sliced_T:
+        nothing = torch.zeros(*q.shape[:2], Hkv, 0, dtype=torch.int32), torch.zeros(*q.shape[:2], Hkv, dtype=torch.int32)
+        status = torch.full(shape, DENSE_LAYER if dense_layer else DENSE_PREFILL, dtype=torch.uint8)
+        return dense, dense_lse, *nothing, torch.zeros(shape), status
+    S = width(block_table, page, max_seq_len)
+    seen_tokens = visible(seq_lens, T, S)
+    select_args = (seq_lens, ratio, top_p, sink, recent, keep, min_len)
     if summary is None:
-        indices, counts = select_tokens(
-            q, bits, norm, planes, block_table, seq_lens, page, ratio, candidates, top_p, sink, recent, pool, scale,
-            key_bias, max_seq_len,
-        )  # fmt: skip
+        indices, counts, first = select_tokens(
+            q, bits, norm, planes, block_table, page, candidates, pool, scale, key_bias, max_seq_len, *select_args
+        )
+        seen = torch.arange(S) < seen_tokens[:, :, None, None]
+        unread = _unread(q, first, indices, counts, centre, seen, scale)
+        units = seen_tokens
     else:
         scores = score_pages(q, summary, block_table, seq_lens, page, beta, pool, scale, max_seq_len)[0]
-        scores = _biased(scores, key_bias, page)
-        indices, counts = select(scores, seq_lens, 1, page, ratio, None, top_p, sink, recent, None, None)
-    out, lse = sliced_attention(
-        q, k_cache, v_cache, block_table, seq_lens, indices, counts, 0 if summary is None else 1, scale, key_bias,
-        softcap, window, sinks, k_scale, v_scale, max_seq_len,
-    )  # fmt: skip
-    return out, lse, indices, counts
+        indices, counts = _select_policy(_biased(scores, key_bias, page), 1, page, *select_args)
+        unread = _unread_pages(q, summary, indices, counts, block_table, seen_tokens, page, scale)
+        units = -(-seen_tokens // page)
+    unit = 0 if summary is None else 1
+    out, lse = sliced_attention(q, k_cache, v_cache, block_table, seq_lens, indices, counts, unit, *extras)
+    omitted = torch.where(unread == -torch.inf, 0, torch.sigmoid(unread - lse.double())).float()
+    whole = (counts == units[..., None]).repeat_interleave(q.shape[2] // Hkv, -1)
+    status = torch.where(whole, DENSE_SHORT, SLICED).to(torch.uint8)
+    if max_omitted_mass is not None:
+        again = omitted > max_omitted_mass
+        out, lse = torch.where(again[..., None], dense, out), torch.where(again, dense_lse, lse)
+        status, omitted = torch.where(again, FALLBACK_MASS, status), torch.where(again, 0, omitted)
+    return out, lse, indices, counts, omitted, status.to(torch.uint8)

@@ -32,7 +32,16 @@ THRESHOLD = 1.25  # plane 1 is set above THRESHOLD * mean |z|
 LOWEST = -32767  # lowest score of a visible token
 UNSEEN = -32768  # score of a position that the query cannot see
 
+# 2^f on [-1/2, 1/2], highest power first (Cephes).
+EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1,
+        6.931472028550421e-1, 1.0)  # fmt: skip
+
 _MASK64 = (1 << 64) - 1
+
+
+def f32(x: float) -> float:
+    """x rounded to float32."""
+    return torch.tensor(x, dtype=torch.float32).item()
 
 
 # --- rotation -------------------------------------------------------------------------------------------------------
@@ -220,8 +229,8 @@ def _query_terms(q: Tensor, heads: int, scale: float | None) -> tuple[Tensor, Te
     return levels.reshape(B, T, heads, Hq // heads, D), factor.reshape(B, T, heads, Hq // heads)
 
 
-def score_tokens(q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len):
-    """i16[B,T,Hkv,S]: plane-0 estimate of scale * q.k in 1/256 nat, joined over the group; -32768 where not visible."""
+def head_scores(q, bits, norm, block_table, seq_lens, page, planes, scale, max_seq_len) -> Tensor:
+    """int64[B,T,Hkv,G,S]: each head's plane-0 estimate of scale * q.(k - centre) in 1/256 nat."""
     H, D = bits.shape[1], q.shape[-1]
     S = width(block_table, page, max_seq_len)
     levels, factor = _query_terms(q, H, scale)
@@ -232,8 +241,13 @@ def score_tokens(q, bits, norm, block_table, seq_lens, page, planes, pool, scale
     norms = per_position(norm.float(), block_table, seq_lens, page, S)
     # Exact: |dot| <= 31 * D fits the 24 bits of a float32.
     dot = torch.einsum("bthgd,bhsd->bthgs", levels, key)
-    s = _to_steps(dot, norms[:, None, :, None], factor[..., None])
-    seen = torch.arange(S, device=q.device) < visible(seq_lens, q.shape[1], S)[:, :, None, None]
+    return _to_steps(dot, norms[:, None, :, None], factor[..., None])
+
+
+def score_tokens(q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len):
+    """i16[B,T,Hkv,S]: the heads' scores joined over the group; -32768 where not visible."""
+    s = head_scores(q, bits, norm, block_table, seq_lens, page, planes, scale, max_seq_len)
+    seen = torch.arange(s.shape[-1], device=q.device) < visible(seq_lens, q.shape[1], s.shape[-1])[:, :, None, None]
     return (_join_heads(s, seen, pool),)
 
 
@@ -256,19 +270,27 @@ def refine_tokens(q, bits, norm, block_table, seq_lens, page, cand_indices, cand
 # --- joining the query heads of a group -----------------------------------------------------------------------------
 
 
-def exp_table(one: int) -> Tensor:
-    """int64: floor(one * exp(-d/256)) for d = 0, 1, ... up to and including the first 0."""
-    values, d = [], 0
-    while not values or values[-1] > 0:
-        values.append(math.floor(one * math.exp(-d / STEPS_PER_NAT)))
-        d += 1
-    return torch.tensor(values)
-
-
 def weights(distance: Tensor) -> Tensor:
-    """int64 W[d] = floor(2^24 exp(-d/256)) of distances d >= 0 (int64); 0 beyond the table."""
-    table = exp_table(1 << 24).to(distance.device)
-    return table[distance.clamp(max=len(table) - 1)]
+    """int64 W = 2^24 exp(-d/256), truncated, of distances d >= 0 (int64).
+
+    A fixed polynomial in f32, every product and sum rounded by itself: the same integer on every backend.
+    """
+    x = -distance.clamp(max=1 << 20).float() * f32(math.log2(math.e) / STEPS_PER_NAT)
+    n = torch.round(x)
+    f = x - n
+    p = torch.full_like(f, EXP2[0])
+    for c in EXP2[1:]:
+        p = p * f + c
+    return torch.where(x >= -24.0, torch.ldexp(p, n + 24).long(), 0)
+
+
+def log_steps(p: Tensor) -> Tensor:
+    """int64 log of f32 p in 1/256 nat: the exponent and a parabola through the mantissa (monotonic, within 0.01 nat)."""
+    raw = p.view(torch.int32)
+    e = ((raw >> 23) - 127).float()
+    m = (raw & 0x7FFFFF).float() * 2.0**-23
+    steps = torch.round((e + (m + 0.34375 * (m * (1.0 - m)))) * f32(STEPS_PER_NAT * math.log(2.0))).long()
+    return torch.where(p > 0, steps.clamp(min=LOWEST), LOWEST)
 
 
 def _join_heads(s: Tensor, seen: Tensor, pool: int) -> Tensor:
@@ -284,10 +306,11 @@ def _join_heads(s: Tensor, seen: Tensor, pool: int) -> Tensor:
 
 
 def _join_softmax(below: Tensor, seen: Tensor) -> Tensor:
-    """-d, d >= 0 the smallest with floor(2^30 exp(-d/256)) <= the group's mean softmax in 2^-30; integers only."""
+    """Log of the sum over the group of each head's softmax, added in head order in f32."""
     w = weights(below).masked_fill(~seen, 0)
-    total = w.sum(-1, keepdim=True).clamp(min=1)
-    share = ((w << 30) // total).sum(-2) // below.shape[-2]
-    table = exp_table(1 << 30).to(below.device)
-    # The table falls strictly enough for a search on its mirror image: count the entries above the share.
-    return -(len(table) - torch.searchsorted(table.flip(0).contiguous(), share.contiguous(), right=True))
+    inverse = 1.0 / w.sum(-1, keepdim=True).clamp(min=1).float()
+    share = w.float() * inverse
+    total = share[..., 0, :]
+    for head in range(1, share.shape[-2]):
+        total = total + share[..., head, :]
+    return log_steps(total)
