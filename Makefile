@@ -19,7 +19,7 @@ BENCH_ARGS ?=
 CXX_FILES = $(shell git ls-files 'csrc/*' 'csrc_tests/*' 'examples/*' | grep -E '\.(h|cc|cu|cuh|cpp|inc)$$')
 NATIVE_SOURCES = $(shell find csrc cmake CMakeLists.txt setup.py -type f 2>/dev/null)
 
-.PHONY: demo test bench check build clean format native-test sanitize doctor
+.PHONY: demo test bench check build clean format native-test sanitize doctor install-test
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -54,6 +54,13 @@ native-test: $(BUILT)
 # The fuzz tests against a native module built under AddressSanitizer.
 sanitize: $(BUILT)
 	PATH="$(abspath $(BIN)):$$PATH" tools/sanitize.sh $(SANITIZE_ARGS)
+
+# `pip install .` as a user runs it: a new environment, build isolation, no torch anywhere.
+install-test: $(SYSTEM)
+	rm -rf build/install-test && $(PYTHON) -m venv build/install-test
+	build/install-test/bin/pip --disable-pip-version-check install -q --no-deps .
+	cd build/install-test && bin/python -m sic_kernels doctor
+	cd build/install-test && test -f "$$(bin/python -m sic_kernels cmakedir)/sic_kernelsConfig.cmake"
 
 clean:
 	rm -rf build dist *.egg-info sic_kernels/_native sic_kernels/_C.*.so $(BUILT)

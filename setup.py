@@ -25,9 +25,12 @@ ROOT = Path(__file__).resolve().parent
 
 
 def tool(name: str) -> str:
-    """The tool on PATH (a build environment puts its own first), else the one beside the interpreter."""
-    beside = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
-    found = shutil.which(name, path=beside)
+    """The tool beside the interpreter, else the one on PATH (a build environment puts its own first).
+
+    Another version of Ninja starts the build folder over, so the system's comes last.
+    """
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which(name, path=beside) or shutil.which(name)
     if found is None:
         raise SystemExit(f"sic_kernels: {name} was not found; install it (Debian: cmake ninja-build g++)")
     return found
