@@ -119,8 +119,32 @@ def score(q, bits, norm, scale, two_planes_stored, refine):
     return int(max(-32767, min(32767, np.rint((F(dot) * norm) * factor))))
 
 
-def weight(d, one=1 << 24):
-    return math.floor(one * math.exp(-d / 256))
+COEFFICIENTS = (
+    1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1, 1.0
+)  # fmt: skip
+
+
+def weight(distance):
+    """About 2^24 exp(-distance / 256), an integer: 2^x by a polynomial, each product and sum rounded to f32."""
+    x = F(-distance) * F(math.log2(math.e) / 256)
+    if x < -24:
+        return 0
+    n = np.rint(x)
+    f = x - n
+    p = F(1.535336188319500e-4)
+    for c in COEFFICIENTS:
+        p = p * f + F(c)
+    return int(float(p) * 2.0 ** (int(n) + 24))
+
+
+def log_steps(p):
+    """log p in 1/256 nat, from the exponent and a parabola through the mantissa."""
+    if p == 0:
+        return -32767
+    mantissa, exponent = math.frexp(float(p))
+    m = F(2 * mantissa - 1)
+    log2 = F(exponent - 1) + (m + F(0.34375) * (m * (F(1) - m)))
+    return max(-32767, int(np.rint(log2 * F(256 * math.log(2)))))
 
 
 def join(scores, pool):
@@ -129,14 +153,13 @@ def join(scores, pool):
     n = len(scores[0])
     if pool == 0:
         return [max(-32767, max(row[s] - b for row, b in zip(scores, best))) for s in range(n)]
+    inverse = [F(1) / F(sum(weight(b - s) for s in row)) for row, b in zip(scores, best)]
     joined = []
-    totals = [sum(weight(b - s) for s in row) for row, b in zip(scores, best)]
     for s in range(n):
-        share = sum(weight(b - row[s]) * 2**30 // z for row, b, z in zip(scores, best, totals)) // len(scores)
-        d = 0
-        while weight(d, 1 << 30) > share:
-            d += 1
-        joined.append(-d)
+        p = F(0)
+        for row, b, i in zip(scores, best, inverse):
+            p = p + F(weight(b - row[s])) * i
+        joined.append(log_steps(p))
     return joined
 
 
@@ -162,7 +185,7 @@ def select_row(scores, vis, size, limit, top_p, sink, recent, spans, log_unit):
             forced.add(position // size)
     order = sorted((i for i in range(n) if i not in forced), key=lambda i: (*_badness(scores[i]), i))
     room = max(0, limit - len(forced))
-    if top_p is not None and n:
+    if top_p is not None and top_p < 1 and n:
         best = max(s for s in scores[:n] if not math.isnan(s))
         w = [_weight_below(best, s, log_unit) for s in scores[:n]]
         got, needed = sum(w[i] for i in forced), top_p * sum(w)

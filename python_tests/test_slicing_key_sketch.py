@@ -227,7 +227,9 @@ def test_append_equals_rebuild(D, page, planes, dtype, backend):
     H, N = 2, 3 * page + page // 2 + 1
     pages = torch.randperm(6, generator=gen)
     slots = pages[torch.arange(N) // page] * page + torch.arange(N) % page
-    k, v, centre = randn(gen, N, H, D), randn(gen, N, H, 24), 0.2 * randn(gen, H, D)
+    rows_dtype = torch.bfloat16 if dtype == F8 else dtype
+    k, v = randn(gen, N, H, D, dtype=rows_dtype), randn(gen, N, H, 24, dtype=rows_dtype)
+    centre = 0.2 * randn(gen, H, D)
     k_scale = torch.tensor([0.5, 0.25]) if dtype == F8 else None
     k_cache, v_cache = (empty_cache(6, H, page, d, dtype) for d in (D, 24))
     bits, norm, summary = empty_index(6, H, page, D, planes, dtype)
@@ -247,8 +249,8 @@ def test_append_equals_rebuild(D, page, planes, dtype, backend):
     assert_same_bits(norm, want[1], "norm")
     assert_same_bits(summary, reference("page_summary")(k_cache, table, lens, k_scale, None)[0], "summary")
     # The rows themselves, and nothing else, were written.
-    stored_k = k if k_scale is None else k / k_scale[:, None]
-    stored_v = v if k_scale is None else v / k_scale[:, None]
+    stored_k = k if k_scale is None else k.float() / k_scale[:, None]
+    stored_v = v if k_scale is None else v.float() / k_scale[:, None]
     for cache, rows in ((k_cache, stored_k), (v_cache, stored_v)):
         where = cache[slots // page, :, slots % page]
         assert torch.equal(where.float(), rows.to(dtype).float())
@@ -288,7 +290,7 @@ def test_append_into_an_nhd_cache(backend):
     """Strided caches and rows; the index equals that of a packed cache."""
     gen = generator(10)
     N, H, D, page = 21, 2, 64, 8
-    fused = randn(gen, N, 3, H, D)  # rows as a projection leaves them
+    fused = randn(gen, N, 3, H, D, dtype=torch.bfloat16)  # rows as a projection leaves them
     slots = torch.randperm(4 * page, generator=gen)[:N].sort().values
     centre = randn(gen, H, D)
     results = []

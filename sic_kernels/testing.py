@@ -168,11 +168,21 @@ def reference(op: str, family: str = "slicing") -> Callable[..., tuple[Tensor, .
     return getattr(importlib.import_module(f".{family}.reference", __package__), op)
 
 
-def as_tuple(result: Any) -> tuple[Tensor, ...]:
-    """Ops with one result return it bare."""
-    if result is None:
-        return ()
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+# How many results each slicing op has: one `None` or output for each goes to the native op.
+RESULTS = {
+    "append_kv": 0,
+    "key_sketch": 2,
+    "score_tokens": 1,
+    "refine_tokens": 1,
+    "page_summary": 1,
+    "score_pages": 1,
+    "select": 2,
+    "gather": 3,
+    "sliced_attention": 2,
+    "merge_states": 2,
+    "merge_many": 2,
+    "attend": 6,
+}
 
 
 def run(
@@ -183,8 +193,8 @@ def run(
         return reference(op)(*inputs)
     from .runtime import backends
 
-    kwargs = {} if outs is None else {"outs": tuple(outs)}
-    return as_tuple(backends.call(op, tuple(inputs), workspace=workspace, backend=backend, **kwargs))
+    given = (None,) * RESULTS[op] if outs is None else tuple(outs)
+    return backends.call("slicing", op, tuple(inputs), given, workspace, backend)
 
 
 def run_guarded(op: str, inputs: Sequence[Any], backend: str, like: Sequence[Tensor], *, skew: int = 0):

@@ -137,7 +137,7 @@ def _long_cache(length: int, page: int, D: int, dtype: torch.dtype) -> PagedCach
     order = torch.randperm(used + 2, generator=generator(length))
 
     def filled(first: int) -> Tensor:
-        cache = _noise()[first:][: (used + 2) * 2 * page * D].view(used + 2, 2, page, D).to(dtype)
+        cache = _noise()[first:][: (used + 2) * 2 * page * D].view(used + 2, 2, page, D).to(dtype, copy=True)
         cache[order[used:]] = JUNK
         cache[order[used - 1], :, (length - 1) % page + 1 :] = JUNK
         return cache

@@ -78,7 +78,8 @@ def default_capacity(units: int, unit: int, page: int, ratio: float, budget, sin
     tokens = int(budget) if budget is not None else int(ratio * (units if unit == 0 else units * page))
     if unit == 0:
         return min(units, max(tokens, sink + recent))
-    return min(units, max(1, tokens // page, -(-sink // page) + -(-recent // page) + 1))
+    straddled = -(-recent // page) + 1 if recent else 0
+    return min(units, max(1, tokens // page, -(-sink // page) + straddled))
 
 
 def choose(scores: Tensor, seen: Tensor, forced: Tensor, limit: Tensor, top_p: float | None, eligible=None) -> Tensor:
@@ -92,7 +93,7 @@ def choose(scores: Tensor, seen: Tensor, forced: Tensor, limit: Tensor, top_p: f
     # Forced units by index, whatever their scores: their order does not matter.
     by_rank = torch.argsort(-order, dim=-1, stable=True)
     count = torch.minimum(torch.maximum(limit, forced.sum(-1)), allowed.sum(-1))
-    if top_p is not None:
+    if top_p is not None and top_p < 1:  # 1 is no limit
         w = mass(scores, seen.expand_as(scores))
         reached = w.gather(-1, by_rank).cumsum(-1).double() >= float(top_p) * w.sum(-1, keepdim=True).double()
         enough = torch.where(reached.any(-1), reached.int().argmax(-1) + 1, scores.shape[-1])
