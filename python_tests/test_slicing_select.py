@@ -209,6 +209,17 @@ def test_page_budget(backend):
 
 
 @every_backend
+def test_page_budget_of_all_tokens_is_everything(backend):
+    """A budget that covers the visible tokens takes the partly filled last page too; one token less does not."""
+    scores = torch.tensor([1.0, 4.0, 3.0, 2.0])
+    args = {"unit": cases.PAGE, "page_size": 16}
+    assert select(backend, scores, lens=[50], budget=50, **args) == [[0, 1, 2, 3]]
+    assert select(backend, scores, lens=[50], budget=49, **args) == [[1, 2, 3]]
+    assert select(backend, scores, lens=[50], ratio=1.0, **args) == [[0, 1, 2, 3]]
+    assert select(backend, scores, lens=[50], budget=torch.tensor([[50]]), **args) == [[0, 1, 2, 3]]
+
+
+@every_backend
 def test_ratio(backend):
     """floor(ratio * visible) of each query; pages: that, // page, at least one."""
     scores = torch.arange(100.0)
@@ -359,7 +370,9 @@ def test_fuzz_against_sorting(p, backend):
             tokens = math.floor(p["ratio"] * vis)
         else:
             tokens = int(budget[b, h]) if isinstance(budget, torch.Tensor) else budget
-        limit = tokens if p["unit"] == cases.TOKEN else max(1, tokens // size)
+        limit = tokens
+        if p["unit"] == cases.PAGE:
+            limit = n if tokens >= vis else max(1, tokens // size)
         spans = [] if keep is None else [tuple(span) for span in keep[b].tolist()]
         want = naive.select_row(
             scores[b, t, h].double().tolist(), vis, size, limit, p["top_p"], p["sink"], p["recent"], spans, log_unit

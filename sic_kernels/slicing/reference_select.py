@@ -68,7 +68,11 @@ def budget_units(seen: Tensor, unit: int, page: int, ratio: float, budget) -> Te
         tokens = budget.long()[:, None].expand(-1, seen.shape[1], -1)
     else:
         tokens = torch.full_like(seen, int(budget))[..., None]
-    return tokens if unit == 0 else (tokens // page).clamp(min=1)
+    if unit == 0:
+        return tokens
+    # A budget of all visible tokens covers the partly filled last page too.
+    whole = tokens >= seen[..., None]
+    return torch.where(whole, -(-seen // page)[..., None], (tokens // page).clamp(min=1))
 
 
 def default_capacity(units: int, unit: int, page: int, ratio: float, budget, sink: int, recent: int, keep) -> int:
@@ -78,8 +82,10 @@ def default_capacity(units: int, unit: int, page: int, ratio: float, budget, sin
     tokens = int(budget) if budget is not None else int(ratio * (units if unit == 0 else units * page))
     if unit == 0:
         return min(units, max(tokens, sink + recent))
+    # Only a given budget can cover all tokens and end within a page; a ratio below 1 never covers all.
+    budgeted = tokens // page if budget is None else -(-tokens // page)
     straddled = -(-recent // page) + 1 if recent else 0
-    return min(units, max(1, tokens // page, -(-sink // page) + straddled))
+    return min(units, max(1, budgeted, -(-sink // page) + straddled))
 
 
 def choose(scores: Tensor, seen: Tensor, forced: Tensor, limit: Tensor, top_p: float | None, eligible=None) -> Tensor:

@@ -1,0 +1,374 @@
+"""attend: the same as its parts, its policy's rules, its status codes, and a fuzz against the reference."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slicing_helpers import chosen_lists, compare, every_backend, native_backend
+
+from sic_kernels.slicing import cases
+from sic_kernels.slicing.types import STATUS
+from sic_kernels.testing import (
+    TOLERANCE,
+    Tolerance,
+    assert_close,
+    assert_same_bits,
+    generator,
+    paged_cache,
+    randn,
+    reference,
+    run,
+    run_guarded,
+)
+
+SLICED, DENSE_LAYER, DENSE_SHORT, DENSE_PREFILL, FALLBACK = range(5)
+POLICY = {
+    "ratio": 0.12,
+    "candidates": 0.25,
+    "top_p": None,
+    "sink": 16,
+    "recent": 32,
+    "beta": 0.5,
+    "pool": cases.SOFTMAX,
+    "max_omitted_mass": None,
+    "dense_layer": False,
+    "max_sliced_T": 16,
+    "min_len": 0,
+    "keep": None,
+}
+EXTRAS = ("scale", "key_bias", "softcap", "window", "sinks", "k_scale", "v_scale", "max_seq_len")
+
+
+class Problem:
+    """A cache with its index and a query; `call` runs attend with a policy and extras by name."""
+
+    def __init__(self, lens, T=1, H=2, G=3, D=64, page=16, dtype=torch.float32, unit=cases.TOKEN, planes=2, seed=0):
+        gen = generator(seed)
+        self.cache = cache = paged_cache(gen, lens, H, D, page, dtype)
+        self.unit, self.planes = unit, planes
+        self.q = randn(gen, len(lens), T, H * G, D, dtype=dtype) * 2
+        self.centre = 0.3 * randn(gen, H, D)
+        place = (cache.k_cache, cache.block_table, cache.seq_lens)
+        self.sketch = reference("key_sketch")(*place, self.centre, None, planes, None)
+        self.summary = reference("page_summary")(*place, None, None)[0]
+
+    def inputs(self, **args):
+        c = self.cache
+        index = (*self.sketch, self.centre, self.planes, None)
+        if self.unit == cases.PAGE:
+            index = (None, None, None, 2, self.summary)
+        policy = {**POLICY, **{k: v for k, v in args.items() if k in POLICY}}
+        extras = [args.get(name) for name in EXTRAS]
+        assert set(args) <= {*POLICY, *EXTRAS}
+        return (self.q, c.k_cache, c.v_cache, *index, c.block_table, c.seq_lens, *policy.values(), *extras)
+
+    def call(self, backend, **args):
+        """out, lse, indices, counts, omitted_mass, status."""
+        return run("attend", self.inputs(**args), backend)
+
+    def attention(self, backend, selection=None, **extras):
+        return run(
+            "sliced_attention", cases.attention_inputs(self.q, self.cache, selection, self.unit, **extras), backend
+        )
+
+    def scores(self, backend, pool):
+        """First-stage scores, as a separate call."""
+        c = self.cache
+        place = (c.block_table, c.seq_lens, c.page)
+        if self.unit == cases.PAGE:
+            return run("score_pages", (self.q, self.summary, *place, 0.5, pool, None, None), backend)[0]
+        return run("score_tokens", (self.q, *self.sketch, *place, self.planes, pool, None, None), backend)[0]
+
+
+# --- attend is its parts --------------------------------------------------------------------------------------------
+
+
+@native_backend
+@pytest.mark.parametrize("unit, planes", [(cases.PAGE, 2), (cases.TOKEN, 1)])
+def test_one_stage_is_score_select_attend(unit, planes, backend):
+    """Page summaries, and sketches of one plane: bit for bit the separate calls."""
+    p = Problem([900, 333, 0, 20], unit=unit, planes=planes, T=2)
+    out, lse, indices, counts, _, _ = p.call(backend)
+    scores = p.scores(backend, cases.SOFTMAX)
+    want = run("select", cases.select_inputs(scores, p.cache.seq_lens, unit=unit, page_size=16), backend)
+    assert_same_bits(indices, want[0], "indices")
+    assert_same_bits(counts, want[1], "counts")
+    for got, w in zip((out, lse), p.attention(backend, want)):
+        assert_same_bits(got, w)
+
+
+@native_backend
+@pytest.mark.parametrize("pool", [cases.MAX, cases.SOFTMAX])
+def test_two_stages_are_score_shortlist_refine_select_attend(pool, backend):
+    """The two-stage sketch, put together from separate calls: bit for bit."""
+    p = Problem([900, 333], T=2)
+    out, lse, indices, counts, _, _ = p.call(backend, pool=pool)
+    c = p.cache
+    scores = p.scores(backend, cases.MAX)
+    share = cases.select_inputs(scores, c.seq_lens, ratio=0.25, sink=0, recent=0)
+    listed, count = run("select", share, backend)
+    place = (c.block_table, c.seq_lens, c.page)
+    (fine,) = run("refine_tokens", (p.q, *p.sketch, *place, listed, count, pool, None, None), backend)
+    # Tokens outside the shortlist are below every candidate; the budget never reaches them here.
+    S = scores.shape[-1]
+    wide = torch.full((*scores.shape[:-1], S + 1), -32768, dtype=torch.int16)
+    wide = wide.scatter(-1, torch.where(listed >= 0, listed.long(), S), fine)[..., :S].contiguous()
+    want = run("select", cases.select_inputs(wide, c.seq_lens), backend)
+    assert_same_bits(indices, want[0], "indices")
+    assert_same_bits(counts, want[1], "counts")
+    for got, w in zip((out, lse), p.attention(backend, want)):
+        assert_same_bits(got, w)
+
+
+@native_backend
+@pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ratio_one_is_dense_bit_for_bit(unit, dtype, backend):
+    p = Problem([700, 90, 1], unit=unit, dtype=dtype, T=2)
+    out, lse, _, counts, omitted, status = p.call(backend, ratio=1.0)
+    for got, want in zip((out, lse), p.attention(backend)):
+        assert_same_bits(got, want)
+    assert omitted.eq(0).all()
+    assert status.eq(DENSE_SHORT).all()
+    if unit == cases.TOKEN:
+        assert counts[:, :, 0].tolist() == [[699, 700], [89, 90], [0, 1]]
+
+
+@every_backend
+@pytest.mark.parametrize("length", [1, 10, 47, 48])
+def test_short_sequences_are_read_whole(length, backend):
+    """Sink 16 and recent 32 cover 48 tokens: up to there everything is read, whatever the ratio."""
+    p = Problem([length])
+    out, lse, indices, counts, omitted, status = p.call(backend)
+    assert chosen_lists((indices, counts)) == [list(range(length))] * 2
+    want = p.attention("ref")
+    assert_close(out, want[0], atol=1e-5)
+    assert_close(lse, want[1], atol=1e-5)
+    assert omitted.eq(0).all()
+    assert status.eq(DENSE_SHORT).all()
+
+
+# --- rules of the policy --------------------------------------------------------------------------------------------
+
+
+@every_backend
+def test_sink_recent_and_budget(backend):
+    """Every list holds the sinks and the recent tokens, and floor(0.12 * visible) tokens in all."""
+    p = Problem([1000, 600], T=2)
+    _, _, indices, counts, omitted, status = p.call(backend)
+    rows = iter(chosen_lists((indices, counts)))
+    for n in (1000, 600):
+        for visible in (n - 1, n):
+            for _ in range(2):
+                row = next(rows)
+                assert row[:16] == list(range(16))
+                assert row[-32:] == list(range(visible - 32, visible))
+                assert len(row) == math.floor(0.12 * visible)
+    assert status.eq(SLICED).all()
+    assert ((omitted > 0) & (omitted < 1)).all()
+
+
+@every_backend
+def test_shortlist_smaller_than_the_ratio_is_widened(backend):
+    """candidates below ratio means ratio: the budget is always filled."""
+    p = Problem([1000])
+    _, _, _, counts, _, _ = p.call(backend, ratio=0.3, candidates=0.05)
+    assert counts.eq(300).all()
+
+
+@every_backend
+def test_it_finds_the_needle(backend):
+    """One key that points where the query points, among noise, is read; the output is nearly its value."""
+    p = Problem([2000], H=1, G=1)
+    needle = p.q[0, 0, 0] * 1.5
+    page, offset = p.cache.block_table[0, 777 // 16], 777 % 16
+    p.cache.k_cache[page, 0, offset] = needle
+    place = (p.cache.k_cache, p.cache.block_table, p.cache.seq_lens)
+    p.sketch = reference("key_sketch")(*place, p.centre, None, 2, None)
+    out, _, indices, counts, omitted, _ = p.call(backend, ratio=0.05)
+    assert 777 in chosen_lists((indices, counts))[0]
+    assert_close(out[0, 0, 0], p.cache.v_cache[page, 0, offset], atol=1e-2)
+    assert omitted.item() < 1e-3
+
+
+@every_backend
+@pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
+def test_key_bias_steers_the_selection(unit, backend):
+    """A bias of +50 on a token makes it chosen; -inf elsewhere leaves only the forced ones any weight."""
+    p = Problem([800], unit=unit)
+    S = p.cache.block_table.shape[1] * 16
+    bias = torch.zeros(1, S)
+    bias[0, [300, 301, 450]] = 50.0
+    _, _, indices, counts, _, _ = p.call(backend, key_bias=bias, ratio=0.1)
+    wanted = {300, 301, 450} if unit == cases.TOKEN else {300 // 16, 450 // 16}
+    for row in chosen_lists((indices, counts)):
+        assert wanted <= set(row)
+
+
+@every_backend
+def test_kept_spans_are_read(backend):
+    keep = torch.tensor([[[200, 210], [-1, -1]]], dtype=torch.int32)
+    _, _, indices, counts, _, _ = Problem([800]).call(backend, keep=keep, sink=0, recent=0, ratio=0.05)
+    for row in chosen_lists((indices, counts)):
+        assert set(range(200, 210)) <= set(row)
+        assert len(row) == 40
+
+
+@every_backend
+def test_top_p_stops_early(backend):
+    """A small top_p reads fewer tokens than the budget, but never fewer than the forced ones."""
+    p = Problem([1000])
+    full, some = (p.call(backend, top_p=x)[3] for x in (None, 0.3))
+    assert (some < full).all()
+    assert (some >= 48).all()
+
+
+@every_backend
+def test_min_len_reads_short_sequences_whole(backend):
+    _, _, _, counts, _, status = Problem([300, 301]).call(backend, min_len=300)
+    assert counts[0].eq(300).all()
+    assert status[0].eq(DENSE_SHORT).all()
+    assert counts[1].eq(48).all()
+    assert status[1].eq(SLICED).all()
+
+
+# --- dense by policy, fallback --------------------------------------------------------------------------------------
+
+
+@native_backend
+@pytest.mark.parametrize("why, policy", [(DENSE_LAYER, {"dense_layer": True}), (DENSE_PREFILL, {"max_sliced_T": 2})])
+def test_dense_by_policy(why, policy, backend):
+    """Dense layers, more query tokens than max_sliced_T: the dense result bit for bit, no selection, no estimate."""
+    p = Problem([500, 70], T=3)
+    out, lse, indices, _, omitted, status = p.call(backend, **policy)
+    for got, want in zip((out, lse), p.attention(backend)):
+        assert_same_bits(got, want)
+    assert status.eq(why).all()
+    assert omitted.eq(0).all()
+    assert indices.shape[-1] == 0
+
+
+@native_backend
+@pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
+def test_heads_above_the_limit_are_recomputed_dense(unit, backend):
+    """Each head by itself: above max_omitted_mass it is dense bit for bit, below it is what it was."""
+    p = Problem([1500, 700], G=4, unit=unit)
+    sliced = p.call(backend)
+    limit = sliced[4].median().item()
+    out, lse, _, _, omitted, status = p.call(backend, max_omitted_mass=limit)
+    again = sliced[4] > limit
+    assert again.any()
+    assert (~again).any()
+    assert torch.equal(status == FALLBACK, again)
+    dense = p.attention(backend)
+    for got, was, whole in ((out, sliced[0], dense[0]), (lse, sliced[1], dense[1])):
+        assert_same_bits(got[again], whole[again], "dense heads")
+        assert_same_bits(got[~again], was[~again], "sliced heads")
+    assert omitted[again].eq(0).all()
+
+
+@native_backend
+def test_omitted_mass_estimates_what_was_not_read(backend):
+    """Against the true unread softmax mass, on Gaussian keys: it goes along with it, within 0.35."""
+    p = Problem([3000], G=8, H=4, D=128)
+    _, lse, _, _, omitted, _ = p.call(backend)
+    omitted, dense_lse = omitted.double().flatten(), p.attention(backend)[1].double()
+    true = (1 - (lse.double() - dense_lse).exp()).flatten()
+    assert torch.corrcoef(torch.stack((omitted, true)))[0, 1] > 0.8
+    assert (omitted - true).abs().max() < 0.35
+
+
+# --- against the reference ------------------------------------------------------------------------------------------
+
+
+def assert_attend(got, want, dtype, exact_selection=True):
+    """Selection and status bit for bit, output within the dtype's tolerance, the estimate to 1e-3."""
+    if exact_selection:
+        for i, what in ((2, "indices"), (3, "counts"), (5, "status")):
+            assert_same_bits(got[i], want[i], f"attend: {what}")
+    compare(got[:2], want[:2], TOLERANCE[dtype], "attend")
+    assert_close(got[4], want[4], atol=1e-3, what="attend: omitted_mass")
+
+
+@native_backend
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    lens=st.lists(st.integers(0, 260), min_size=1, max_size=3),
+    T=st.integers(1, 3),
+    H=st.integers(1, 2),
+    G=st.integers(1, 8),
+    D=st.sampled_from([16, 46, 64, 80, 128]),
+    page=st.sampled_from([1, 7, 16, 32]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    planes=st.sampled_from([1, 2]),
+    ratio=st.floats(0.01, 1.0),
+    candidates=st.floats(0.01, 1.0),
+    top_p=st.sampled_from([None, 0.5, 0.9]),
+    forced=st.sampled_from([(0, 0), (1, 2), (16, 32)]),
+    pool=st.sampled_from([cases.MAX, cases.SOFTMAX]),
+    min_len=st.sampled_from([0, 100]),
+    window=st.sampled_from([None, 50]),
+    softcap=st.sampled_from([None, 5.0]),
+    bias=st.booleans(),
+    sinks=st.booleans(),
+)
+def test_fuzz_sketch(
+    seed, lens, T, H, G, D, page, dtype, planes, ratio, candidates, top_p, forced, pool, min_len, window, softcap, bias,
+    sinks, backend,
+):  # fmt: skip
+    p = Problem(lens, T, H, G, D, page, dtype, planes=planes, seed=seed)
+    gen = generator(seed + 1)
+    args = {"ratio": ratio, "candidates": candidates, "top_p": top_p, "sink": forced[0], "recent": forced[1]}
+    args |= {"pool": pool, "min_len": min_len, "window": window, "softcap": softcap}
+    if bias:
+        args["key_bias"] = randn(gen, len(lens), p.cache.block_table.shape[1] * page)
+    if sinks:
+        args["sinks"] = randn(gen, H * G)
+    inputs = p.inputs(**args)
+    want = reference("attend")(*inputs)
+    outs = run_guarded("attend", inputs, backend, want)
+    assert_attend([g.tensor for g in outs], want, dtype)
+
+
+@native_backend
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**31),
+    lens=st.lists(st.integers(0, 260), min_size=1, max_size=3),
+    T=st.integers(1, 3),
+    G=st.integers(1, 8),
+    page=st.sampled_from([1, 7, 16, 32]),
+    ratio=st.floats(0.01, 1.0),
+    forced=st.sampled_from([(0, 0), (1, 2), (16, 32)]),
+    pool=st.sampled_from([cases.MAX, cases.SOFTMAX]),
+    bias=st.booleans(),
+)
+def test_fuzz_pages(seed, lens, T, G, page, ratio, forced, pool, bias, backend):
+    """Page scores are f32 sums: where the reference chooses otherwise, the choice must be a near tie."""
+    p = Problem(lens, T, 2, G, 64, page, torch.float32, unit=cases.PAGE, seed=seed)
+    args = {"ratio": ratio, "sink": forced[0], "recent": forced[1], "pool": pool}
+    if bias:
+        args["key_bias"] = randn(generator(seed + 1), len(lens), p.cache.block_table.shape[1] * page)
+    inputs = p.inputs(**args)
+    want = reference("attend")(*inputs)
+    got = [g.tensor for g in run_guarded("attend", inputs, backend, want)]
+    if torch.equal(got[2], want[2]):
+        assert_attend(got, want, torch.float32)
+        return
+    assert_same_bits(got[3], want[3], "counts")
+    scores = reference("score_pages")(
+        p.q, p.summary, p.cache.block_table, p.cache.seq_lens, page, 0.5, pool, None, None
+    )[0]
+    for a, b, s in zip(got[2].flatten(0, 2).tolist(), want[2].flatten(0, 2).tolist(), scores.flatten(0, 2).tolist()):
+        for x, y in zip(sorted(set(a) - set(b)), sorted(set(b) - set(a))):
+            assert abs(s[x] - s[y]) < 1e-4 or bias
+    compare(got[:2], p.attention("ref", (got[2], got[3])), Tolerance(1e-5, 1e-5, 1e-5))
+
+
+def test_status_names():
+    assert len(STATUS) == 5
+    assert STATUS[SLICED] == "sliced"
+    assert STATUS[FALLBACK].startswith("fallback")
