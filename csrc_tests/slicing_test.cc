@@ -212,7 +212,8 @@ TEST_P(Slicing, BadArgumentsTouchNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryIsa, Slicing, testing::Values(Isa::plain, Isa::avx2, Isa::avx512, Isa::neon),
+#define SIC_ISA_VALUE(isa) Isa::isa,
+INSTANTIATE_TEST_SUITE_P(EveryIsa, Slicing, testing::ValuesIn({SIC_FOR_EACH_ISA(SIC_ISA_VALUE)}),
                          [](const auto& info) { return name(info.param); });
 
 }  // namespace

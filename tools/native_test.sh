@@ -11,7 +11,7 @@ build() { "$cmake" --build "$1" -- --quiet; }
 echo "-- C++ tests"
 configure -S . -B build/native-test -DSIC_TESTS=ON -DCMAKE_INSTALL_PREFIX="$root/build/native-install"
 build build/native-test
-ctest --test-dir build/native-test --output-on-failure
+build/native-test/csrc_tests/sic_tests --gtest_brief=1
 
 echo "-- vendoring by add_subdirectory"
 configure -S examples/vendoring -B build/vendoring-source -DSIC_SOURCE_DIR="$root" -DCMAKE_BUILD_TYPE=Release

@@ -15,7 +15,7 @@ cmake --build "$build" -- --quiet
 
 echo "-- C++ tests under AddressSanitizer"
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-ctest --test-dir "$build" --output-on-failure
+"$build/csrc_tests/sic_tests" --gtest_brief=1
 
 echo "-- Python tests under AddressSanitizer"
 rm -rf "$site"
@@ -24,7 +24,8 @@ cp -R sic_kernels/. "$site/sic_kernels/"
 rm -f "$site"/sic_kernels/_C.*.so
 cmake --install "$build" --component python --prefix "$root/$site/sic_kernels" >/dev/null
 
-export PYTHONPATH=$root/$site
+# Without the current folder on the path, which holds the unsanitized package.
+export PYTHONPATH=$root/$site PYTHONSAFEPATH=1
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"
 # Python and torch keep memory until the end, so leaks are not looked for; a bad access stops the run.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
