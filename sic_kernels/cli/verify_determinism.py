@@ -115,11 +115,12 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
     params = slicing.calibrate(k.transpose(1, 2).reshape(-1, HEADS, DIM))
     sketch = slicing.key_sketch(k, table, lens, params)
     summary = slicing.page_summary(k, table, lens)
-    forced = {"backend": None if backend == "auto" else backend}
+    forced: dict[str, Any] = {"backend": None if backend == "auto" else backend}
     chosen = slicing.select(slicing.score_tokens(q, sketch, table, lens), lens, unit="token", page_size=PAGE)
 
     def attend() -> tuple:
         got = slicing.attend(q, k, v, sketch, table, lens, **forced)
+        assert got.selection is not None  # only a dense layer has none
         return got.out, got.lse, got.selection.indices, got.selection.counts, got.omitted_mass, got.status
 
     return {
