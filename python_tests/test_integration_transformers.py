@@ -31,6 +31,15 @@ def random_llama(kv_heads=2, layers=3, seed=0):
     return transformers.LlamaForCausalLM(config).eval()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny models: a thread pool only costs, and beside other busy processes it costs a hundredfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def plain():
     return random_llama()

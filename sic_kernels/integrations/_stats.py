@@ -46,19 +46,21 @@ class AttentionStats:
 
 
 class StatsRecorder:
-    """Accumulates per layer without reading a device tensor; `read` and `publish` do read."""
+    """Keeps the results of a step and sums them up once per step, on the device; `read` and `publish` synchronise."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.clear()
 
     def clear(self) -> None:
+        self._waiting: list[tuple[int, Any]] = []
+        self._context: tuple[SlicedKVCache, Any] | None = None
         self._host = [[0] * len(STATUS_NAMES) for _ in range(self.layers)]
-        self._counts: list[Tensor | None] = [None] * self.layers  # i64 [Hq, status]
-        self._read_rows: Tensor | None = None  # i64 []: keys and values rows read
-        self._bytes_index = self._bytes_dense = self._row_bytes = 0
+        self._counts: Tensor | None = None  # i64 [layers, Hq, status]
+        self._read_rows: Tensor | None = None  # i64 []: rows of keys and values read
         self._omitted_sum: Tensor | None = None
         self._omitted_max: Tensor | None = None
+        self._bytes_index = self._bytes_dense = self._row_bytes = 0
         self._shadow: list[Tensor | None] = [None] * self.layers
         self._published = [0] * (len(STATUS_NAMES) + 2)
 
@@ -69,52 +71,61 @@ class StatsRecorder:
         self._host[layer][DENSE_SHORT] += head_steps
 
     def sliced(self, layer: int, result: Any, pages: SlicedKVCache, policy: Any) -> None:
-        """Count one `SliceResult`; all arithmetic stays on the device."""
-        status = result.status.long()  # [B,T,Hq]
-        Hq = status.shape[2]
-        codes = torch.arange(len(STATUS_NAMES), device=status.device)
-        counts = (status.reshape(-1, Hq, 1) == codes).sum(0)
-        old = self._counts[layer]
-        self._counts[layer] = counts if old is None else old + counts
-        self._bytes(status, result, pages, policy)
-        # NaN-proof: where nothing was left out the estimate may be anything
-        omitted = torch.where(status == SLICED, result.omitted_mass, 0.0)
-        total, top = omitted.double().sum(), omitted.max()
-        self._omitted_sum = total if self._omitted_sum is None else self._omitted_sum + total
-        self._omitted_max = top if self._omitted_max is None else torch.maximum(self._omitted_max, top)
-
-    def _bytes(self, status: Tensor, result: Any, pages: SlicedKVCache, policy: Any) -> None:
-        """Bytes that were read and that dense attention would have read, for calls that were eligible."""
-        if result.selection is None:  # dense by policy
+        """Take note of one `SliceResult`."""
+        if result.selection is None:
+            self._host[layer][DENSE_LAYER] += result.status.numel()
             return
-        B, T, _ = status.shape
-        element = torch.empty((), dtype=pages.dtype).element_size()
-        self._row_bytes = (pages.head_dim + pages.v_head_dim) * element
-        visible = sum(max(0, n - T + t + 1) for n in pages.lengths for t in range(T)) * pages.kv_heads
-        unit = pages.page_size if result.selection.unit == "page" else 1
-        again = (status == FALLBACK_MASS).view(B, T, pages.kv_heads, -1).any(-1)  # KV heads read in full as well
-        lens = pages.seq_lens.view(B, 1, 1)
-        rows = result.selection.counts.sum() * unit + (again * lens).sum()
-        self._read_rows = rows if self._read_rows is None else self._read_rows + rows
-        self._bytes_dense += visible * self._row_bytes
-        self._bytes_index += _index_bytes(pages, policy, visible)
+        self._context = (pages, policy)
+        self._waiting.append((layer, result))
 
     def shadow(self, layer: int, sliced: Tensor, dense: Tensor) -> None:
-        gap = (sliced.float() - dense.float()).norm(dim=-1) / dense.float().norm(dim=-1).clamp_min(1e-20)
+        gap = ((sliced.float() - dense.float()).norm(dim=-1) / dense.float().norm(dim=-1).clamp_min(1e-20)).max()
         old = self._shadow[layer]
-        self._shadow[layer] = gap.max() if old is None else torch.maximum(old, gap.max())
+        self._shadow[layer] = gap if old is None else torch.maximum(old, gap)
+
+    def end_step(self) -> None:
+        """Sum up what the layers of a step reported: a handful of operations, however many layers there are."""
+        if not self._waiting or self._context is None:
+            return
+        pages, policy = self._context
+        results = [result for _, result in self._waiting]
+        status = torch.stack([result.status for result in results])  # [n,B,T,Hq]
+        n, B, T, Hq = status.shape
+        codes = torch.arange(len(STATUS_NAMES), device=status.device)
+        where = torch.tensor([layer for layer, _ in self._waiting], device=status.device)
+        if self._counts is None:
+            self._counts = torch.zeros(self.layers, Hq, len(STATUS_NAMES), dtype=torch.int64, device=status.device)
+        self._counts.index_add_(0, where, (status.view(n, B * T, Hq, 1) == codes).sum(1))
+        again = (status == FALLBACK_MASS).view(n, B, T, pages.kv_heads, -1).any(-1)  # KV heads read in full as well
+        selected = torch.stack([result.selection.counts for result in results]).sum()
+        unit = pages.page_size if results[0].selection.unit == "page" else 1
+        self._read_rows = _plus(self._read_rows, selected * unit + (again * pages.seq_lens.view(B, 1, 1)).sum())
+        # where nothing was left out, or all was recomputed, the estimate says nothing about the answer
+        omitted = torch.stack([result.omitted_mass for result in results]).masked_fill(status != SLICED, 0.0)
+        self._omitted_sum = _plus(self._omitted_sum, omitted.double().sum())
+        top = omitted.max()
+        self._omitted_max = top if self._omitted_max is None else torch.maximum(self._omitted_max, top)
+        self._waiting.clear()
+        self._bytes(pages, policy, T, n)
+
+    def _bytes(self, pages: SlicedKVCache, policy: Any, T: int, layers: int) -> None:
+        element = torch.empty((), dtype=pages.dtype).element_size()
+        self._row_bytes = (pages.head_dim + pages.v_head_dim) * element
+        visible = sum(max(0, length - T + t + 1) for length in pages.lengths for t in range(T)) * pages.kv_heads
+        self._bytes_dense += layers * visible * self._row_bytes
+        self._bytes_index += layers * _index_bytes(pages, policy, visible)
 
     def read(self) -> AttentionStats:
-        by_layer, fallback = [], []
-        for layer in range(self.layers):
-            counts = self._counts[layer]
-            host = dict(zip(STATUS_NAMES, self._host[layer]))
-            if counts is not None:
-                for name, n in zip(STATUS_NAMES, counts.sum(0).tolist()):
-                    host[name] += n
-            by_layer.append(host)
-            heads = [] if counts is None else counts[:, FALLBACK_MASS].tolist()
-            fallback.append({head: n for head, n in enumerate(heads) if n})
+        self.end_step()
+        by_layer = [dict(zip(STATUS_NAMES, counts)) for counts in self._host]
+        fallback: list[dict[int, int]] = [{} for _ in range(self.layers)]
+        if self._counts is not None:
+            for layer, heads in enumerate(self._counts.tolist()):
+                for head, counts in enumerate(heads):
+                    for name, count in zip(STATUS_NAMES, counts):
+                        by_layer[layer][name] += count
+                    if counts[FALLBACK_MASS]:
+                        fallback[layer][head] = counts[FALLBACK_MASS]
         n_sliced = sum(layer["sliced"] for layer in by_layer)
         rows = 0 if self._read_rows is None else int(self._read_rows)
         measured = n_sliced > 0 and self._omitted_max is not None and self._omitted_sum is not None
@@ -129,10 +140,11 @@ class StatsRecorder:
             shadow_error=errors if any(e is not None for e in self._shadow) else None,
         )
 
-    def publish(self, metrics: Any) -> None:
-        """Add what is new since the last call to the process-wide metrics."""
+    def publish(self, metrics: Any) -> AttentionStats:
+        """Add what is new since the last call to the process-wide metrics; returns what was read."""
         stats = self.read()
-        now = [stats.totals[name] for name in STATUS_NAMES] + [stats.bytes_read, stats.bytes_dense]
+        totals = stats.totals
+        now = [totals[name] for name in STATUS_NAMES] + [stats.bytes_read, stats.bytes_dense]
         new = [a - b for a, b in zip(now, self._published)]
         self._published = now
         eligible = new[SLICED] + new[FALLBACK_MASS]
@@ -140,6 +152,11 @@ class StatsRecorder:
             metrics.get("sic_slice_hit_ratio").add(new[SLICED], eligible)
             metrics.get("sic_slice_fallback_ratio").add(new[FALLBACK_MASS], eligible, reason="omitted_mass")
             metrics.get("sic_slice_read_ratio").add(new[-2], new[-1])
+        return stats
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more
 
 
 def _index_bytes(pages: SlicedKVCache, policy: Any, tokens: int) -> int:

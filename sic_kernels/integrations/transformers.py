@@ -35,6 +35,7 @@ from ._stats import AttentionStats, StatsRecorder
 Tensor = torch.Tensor
 
 NAME = "sic_sliced"  # attn_implementation
+PUBLISH_EVERY = 32  # steps between additions to the process-wide metrics
 
 _log = get_logger("transformers")
 
@@ -143,6 +144,7 @@ class SlicedCache(Cache):
         self._live: Tensor | None = None  # bool [B, seen]: which columns are stored; None while all are
         self._step_live: Tensor | None = None  # of the current step, decided by its first layer
         self._step_layers: set[int] = set()
+        self._steps = 0
         layers = [_Layer(self, i) for i in range(text.num_hidden_layers)]
         self._recorder = StatsRecorder(len(layers))
         super().__init__(layers=layers)
@@ -155,11 +157,12 @@ class SlicedCache(Cache):
         return self._given_params if self.pages is None else self.pages.params
 
     def stats(self) -> AttentionStats:
-        """How the attention calls since the last `reset` were answered; synchronises a GPU."""
-        return self._recorder.read()
+        """How the attention calls since the last `reset` were answered, also added to `sic.metrics`; synchronises a GPU."""
+        return self._recorder.publish(metrics)
 
     def clear_stats(self) -> None:
-        """Start counting anew."""
+        """Start counting anew (what was counted is in `sic.metrics`)."""
+        self._recorder.publish(metrics)
         self._recorder.clear()
 
     def nbytes(self) -> int:
@@ -206,7 +209,7 @@ class SlicedCache(Cache):
             self.pages.reset()
         self._live = self._step_live = None
         self._step_layers = set()
-        self._recorder.clear()
+        self.clear_stats()
         for layer in self.layers:
             layer.seen = 0
 
@@ -300,8 +303,13 @@ class SlicedCache(Cache):
 
     def _end(self, layer: int) -> None:
         self._step_layers.discard(layer)
-        if not self._step_layers and self.pages is not None and self.pages.device.type == "cpu":
-            self._recorder.publish(metrics)  # on a GPU this would synchronise: `stats()` publishes there
+        if self._step_layers:
+            return
+        self._recorder.end_step()
+        self._steps += 1
+        # reading counts synchronises a GPU: there only `stats()` publishes
+        if self._steps % PUBLISH_EVERY == 0 and self.pages is not None and self.pages.device.type == "cpu":
+            self._recorder.publish(metrics)
 
 
 # --- what transformers calls ------------------------------------------------------------------------------------------
