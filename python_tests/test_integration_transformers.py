@@ -242,6 +242,9 @@ def test_masking_a_stored_token_is_refused(model):
         mask[0, 3] = 0
         with pytest.raises(ArgumentError, match="seen before"):
             model(prompt(1, 1), attention_mask=mask, cache=cache, use_cache=True)
+        mask[0, 3] = 1
+        model(prompt(1, 1), attention_mask=mask, cache=cache, use_cache=True)  # refusing changed nothing
+    assert cache.get_seq_length() == 31
 
 
 def test_a_sliced_cache_needs_the_attention_function(plain):

@@ -33,6 +33,14 @@ def progress() -> Iterator[Any]:
         yield bar
 
 
+def wide_console() -> Any:
+    """stdout; where it is not a terminal, wide enough that no cell of our tables wraps."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 160))
+
+
 def prefill(model: Any, ids: Tensor, cache: Any, advance: Advance) -> None:
     """Put `ids [1,N]` into `cache` in chunks; no logits are computed."""
     with torch.inference_mode():

@@ -153,8 +153,9 @@ def _result(
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from ._run import wide_console
 
     dense, sliced = result["dense"], result["sliced"]
     title = f"{result['model']}, {result['text']}, {result['context']} tokens of context, {result['threads']} threads"
@@ -164,21 +165,17 @@ def _print_table(result: dict[str, Any]) -> None:
     name = "shadow" if result["shadow"] else "sliced"
     table.add_column(f"{name} {result['ratio']:.0%}", justify="right")
     table.add_column("", justify="right")
-    for label, key, form, compare in (
-        ("decode, ms per token", "step_ms", "{:.1f}", _faster),
-        ("  P50 / P99 of it", "", "", None),
-        ("attention, ms per token", "attention_ms", "{:.2f}", _faster),
-        ("KV and index read, MB per token", "kv_bytes", "{:.2f}", _fewer),
-        ("perplexity, teacher-forced", "perplexity", "{:.3f}", _relative),
-    ):
-        if not key:
-            cells = [f"{side['step_p50_ms']:.1f} / {side['step_p99_ms']:.1f}" for side in (dense, sliced)]
-            table.add_row(label, *cells, "")
-            continue
-        scale = 1e-6 if key == "kv_bytes" else 1.0
-        table.add_row(
-            label, form.format(dense[key] * scale), form.format(sliced[key] * scale), compare(dense[key], sliced[key])
-        )
+    table.add_row(
+        "decode, ms per token", *_pair(dense, sliced, "step_ms", "{:.1f}"), _times(dense, sliced, "step_ms", "faster")
+    )
+    p50_p99 = [f"{side['step_p50_ms']:.1f} / {side['step_p99_ms']:.1f}" for side in (dense, sliced)]
+    table.add_row("  P50 / P99 of it", *p50_p99, "")
+    attention = _times(dense, sliced, "attention_ms", "faster")
+    table.add_row("attention, ms per token", *_pair(dense, sliced, "attention_ms", "{:.2f}"), attention)
+    read = _times(dense, sliced, "kv_bytes", "fewer")
+    table.add_row("KV and index read, MB per token", *_pair(dense, sliced, "kv_bytes", "{:.2f}", 1e-6), read)
+    change = f"{sliced['perplexity'] / dense['perplexity'] - 1:+.2%}"
+    table.add_row("perplexity, teacher-forced", *_pair(dense, sliced, "perplexity", "{:.3f}"), change)
     table.add_row("greedy tokens that agree", "", f"{result['greedy_agreement']:.1%}", "")
     if result["omitted_mass_max"] is not None:
         table.add_row("omitted mass, largest / mean estimate", "",
@@ -188,7 +185,7 @@ def _print_table(result: dict[str, Any]) -> None:
         table.add_row(
             "largest error of attention output", "", f"{sliced['attention_error'][worst]:.3f}", f"layer {worst}"
         )
-    Console().print(table)
+    wide_console().print(table)
 
 
 def _caption(result: dict[str, Any]) -> str:
@@ -203,13 +200,9 @@ def _caption(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _faster(a: float, b: float) -> str:
-    return f"{a / b:.1f}x faster" if b else ""
+def _pair(dense: dict[str, Any], sliced: dict[str, Any], key: str, form: str, scale: float = 1.0) -> list[str]:
+    return [form.format(side[key] * scale) for side in (dense, sliced)]
 
 
-def _fewer(a: float, b: float) -> str:
-    return f"{a / b:.1f}x fewer" if b else ""
-
-
-def _relative(a: float, b: float) -> str:
-    return f"{b / a - 1:+.2%}"
+def _times(dense: dict[str, Any], sliced: dict[str, Any], key: str, word: str) -> str:
+    return f"{dense[key] / sliced[key]:.1f}x {word}" if sliced[key] else ""

@@ -84,10 +84,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print_tables(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from ._run import wide_console
+
+    console = wide_console()
     title = (
         f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored; 95 % paired bootstrap"
     )

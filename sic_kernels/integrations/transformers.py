@@ -222,7 +222,11 @@ class SlicedCache(Cache):
         `sliced_attention`. The new tokens' part of the mask must be zeros, then ones in every row.
         """
         layer, T = pending.layer, q.shape[2]
-        live = self._begin(pending, mask)
+        try:
+            live = self._begin(pending, mask)
+        except ArgumentError:
+            self.layers[layer].seen -= T  # refused: as if it had never been offered
+            raise
         pages = self.pages
         assert pages is not None
         pages.append(layer, pending.k, pending.v, live)
@@ -255,31 +259,26 @@ class SlicedCache(Cache):
         return self._step_live
 
     def _new_live(self, mask: Tensor | None, B: int, T: int) -> Tensor | None:
+        """Check the mask `[B,seen+T]`, note its new part; bool `[B,T]`, None where no new token is padding."""
         seen = self.layers[0].seen - T
-        if mask is None:
-            new = None
-        elif mask.shape != (B, seen + T):
-            raise ArgumentError.of("SlicedCache", "attention_mask", list(mask.shape), f"[{B},{seen + T}]")
-        else:
-            before = torch.ones(B, seen, dtype=torch.bool, device=mask.device) if self._live is None else self._live
-            if not torch.equal(mask[:, :seen], before):
-                raise ArgumentError.of(
-                    "SlicedCache",
-                    "attention_mask",
-                    "a change for tokens seen before",
-                    "the mask given when they were new",
-                )
-            new = mask[:, seen:]
-            if (new[:, :-1] & ~new[:, 1:]).any():
-                raise ArgumentError.of("SlicedCache", "attention_mask", "padding after real tokens", "left padding")
-            if new.all():
-                new = None
-        if new is not None or self._live is not None:
-            device = self.layers[0].cache.pages.device  # type: ignore[union-attr]
-            old = torch.ones(B, seen, dtype=torch.bool, device=device) if self._live is None else self._live
-            add = torch.ones(B, T, dtype=torch.bool, device=device) if new is None else new
-            self._live = torch.cat([old, add], dim=1)
+        new = None if mask is None else self._checked(mask, B, seen, T)
+        like = self._live if new is None else new
+        if like is not None:  # some column, old or new, is padding: from here on all are noted
+            old = like.new_ones(B, seen) if self._live is None else self._live
+            self._live = torch.cat([old, like.new_ones(B, T) if new is None else new], dim=1)
         return new
+
+    def _checked(self, mask: Tensor, B: int, seen: int, T: int) -> Tensor | None:
+        if mask.shape != (B, seen + T):
+            raise ArgumentError.of("SlicedCache", "attention_mask", list(mask.shape), f"[{B},{seen + T}]")
+        before = mask.new_ones(B, seen) if self._live is None else self._live
+        if not torch.equal(mask[:, :seen], before):
+            got = "a change for tokens seen before"
+            raise ArgumentError.of("SlicedCache", "attention_mask", got, "the mask given when they were new")
+        new = mask[:, seen:]
+        if (new[:, :-1] & ~new[:, 1:]).any():
+            raise ArgumentError.of("SlicedCache", "attention_mask", "padding after real tokens", "left padding")
+        return None if new.all() else new
 
     def _decode(self, layer: int, q: Tensor, options: dict[str, Any]) -> Tensor:
         pages = self.pages

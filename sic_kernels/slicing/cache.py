@@ -158,8 +158,8 @@ class SlicedKVCache:
         self._pages: list[list[int]] = [[] for _ in range(batch)]
         self._lengths: list[int] = [0] * batch
         self._store = [_LayerPages(self) for _ in range(layers)]
-        for store, param in zip(self._store, params or [None] * layers):
-            store.params = param
+        for store, given in zip(self._store, params or ()):
+            store.params = given
         self._behind: set[int] = set()  # layers that the current step has not been written to yet
         self._slots: Tensor | None = None
         self._table: Tensor | None = None
@@ -234,7 +234,7 @@ class SlicedKVCache:
         store = self._store[layer]
         if store.summary is not None:
             return store.summary.transpose(0, 1)
-        if store.bits is None:
+        if store.bits is None or store.norm is None or store.params is None:
             return None
         return KeySketch(
             store.bits.transpose(0, 1), store.norm.transpose(0, 1), store.params, self.head_dim, self.page_size
