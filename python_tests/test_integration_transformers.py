@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from transformers.cache_utils import DynamicCache  # noqa: E402
 
 from sic_kernels import ArgumentError, SicError, metrics, slicing, trace  # noqa: E402
 from sic_kernels.integrations.transformers import SlicedCache, enable  # noqa: E402
+from sic_kernels.runtime import config  # noqa: E402
 
 ALL = {"ratio": 1.0, "sink": 0, "recent": 0}  # reads everything: must answer as the plain model
 
@@ -197,6 +200,21 @@ def test_stats_and_metrics(model):
     cache.reset()
     assert cache.stats().hit_ratio is None
     assert cache.get_seq_length() == 0
+
+
+def test_fallbacks_are_counted_logged_and_an_error_when_strict(model, caplog, monkeypatch):
+    chosen = policy(ratio=0.12, sink=2, recent=4, max_omitted_mass=1e-4)
+    cache = SlicedCache(model.config, chosen)
+    with caplog.at_level("INFO", logger="sic_kernels"):
+        generate(model, prompt(1, 120), cache, steps=3)
+    stats = cache.stats()
+    assert stats.totals["fallback_mass"] > 0
+    assert sum(sum(heads.values()) for heads in stats.fallback_heads) == stats.totals["fallback_mass"]
+    assert "recomputed dense" in caplog.text
+    strict = dataclasses.replace(config.current(), strict=True)
+    monkeypatch.setattr(config, "current", lambda: strict)
+    with pytest.raises(SicError, match="SIC_STRICT"):
+        generate(model, prompt(1, 120), SlicedCache(model.config, chosen), steps=3)
 
 
 def test_trace_records_every_layer(model):

@@ -55,6 +55,7 @@ class StatsRecorder:
     def clear(self) -> None:
         self._waiting: list[tuple[int, Any]] = []
         self._context: tuple[SlicedKVCache, Any] | None = None
+        self._step_fallbacks: Tensor | None = None
         self._host = [[0] * len(STATUS_NAMES) for _ in range(self.layers)]
         self._counts: Tensor | None = None  # i64 [layers, Hq, status]
         self._read_rows: Tensor | None = None  # i64 []: rows of keys and values read
@@ -85,6 +86,7 @@ class StatsRecorder:
 
     def end_step(self) -> None:
         """Sum up what the layers of a step reported: a handful of operations, however many layers there are."""
+        self._step_fallbacks = None
         if not self._waiting or self._context is None:
             return
         pages, policy = self._context
@@ -96,6 +98,7 @@ class StatsRecorder:
         if self._counts is None:
             self._counts = torch.zeros(self.layers, Hq, len(STATUS_NAMES), dtype=torch.int64, device=status.device)
         self._counts.index_add_(0, where, (status.view(n, B * T, Hq, 1) == codes).sum(1))
+        self._step_fallbacks = (status == FALLBACK_MASS).sum()
         again = (status == FALLBACK_MASS).view(n, B, T, pages.kv_heads, -1).any(-1)  # KV heads read in full as well
         selected = torch.stack([result.selection.counts for result in results]).sum()
         unit = pages.page_size if results[0].selection.unit == "page" else 1
@@ -107,6 +110,10 @@ class StatsRecorder:
         self._omitted_max = top if self._omitted_max is None else torch.maximum(self._omitted_max, top)
         self._waiting.clear()
         self._bytes(pages, policy, T, n)
+
+    def step_fallbacks(self) -> int:
+        """Head-steps of the last step that were recomputed dense."""
+        return 0 if self._step_fallbacks is None else int(self._step_fallbacks)
 
     def _bytes(self, pages: SlicedKVCache, policy: Any, T: int, layers: int) -> None:
         element = torch.empty((), dtype=pages.dtype).element_size()

@@ -16,6 +16,7 @@ search, crop (assisted decoding) and batch selection work on pages: full pages a
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from transformers.modeling_utils import AttentionInterface
 
 from .. import slicing
-from ..runtime import metrics, trace
+from ..runtime import config, metrics, trace
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
 from ..slicing.cache import SlicedKVCache
@@ -121,6 +122,7 @@ class SlicedCache(Cache):
       per layer, for example `other.params`; without it the first prompt calibrates.
     * `shadow=True` answers with dense attention, computes the sliced answer beside it and records how far apart they
       are (`stats().shadow_error`): the first stage of a roll-out.
+    * A fallback is counted, logged at level info, and an error under SIC_STRICT=1.
     * `capacity`: tokens, over all rows, to reserve at once. `dtype`: of the cache (default: that of the keys).
     """
 
@@ -306,9 +308,23 @@ class SlicedCache(Cache):
             return
         self._recorder.end_step()
         self._steps += 1
+        self._report_fallbacks()
         # reading counts synchronises a GPU: there only `stats()` publishes
         if self._steps % PUBLISH_EVERY == 0 and self.pages is not None and self.pages.device.type == "cpu":
             self._recorder.publish(metrics)
+
+    def _report_fallbacks(self) -> None:
+        """Log the step's fallbacks; under SIC_STRICT they are an error. Reads the device only if someone listens."""
+        strict = config.current().strict
+        if not strict and not _log.isEnabledFor(logging.INFO):
+            return
+        heads = self._recorder.step_fallbacks()
+        if heads and strict:
+            raise SicError(
+                f"SIC_STRICT: {heads} head-steps were recomputed dense (estimated omitted mass above the limit)"
+            )
+        if heads:
+            _log.info("step %d: %d head-steps were recomputed dense", self._steps, heads)
 
 
 # --- what transformers calls ------------------------------------------------------------------------------------------
