@@ -296,6 +296,34 @@ def test_wrong_outputs(op, backend):
 
 
 @native_backend
+@pytest.mark.parametrize("page", [8, -2, 2**31 - 1, 2**32 + 1])
+@pytest.mark.parametrize(
+    "op", ["sliced_attention", "gather", "key_sketch", "page_summary", "score_tokens", "score_pages"]
+)
+def test_page_ids_out_of_range(op, page, backend):
+    """Ids 8 of 8, -2, 2^31 - 1, int64 2^32 + 1: the message names the id, nothing is read."""
+    cache = torch.zeros(8, 1, 4, 16)
+    lens = torch.tensor([7], dtype=torch.int32)
+    table = torch.tensor([[3, page]], dtype=torch.int64 if page > 2**31 else torch.int32)
+    q, centre = torch.zeros(1, 1, 1, 16), torch.zeros(1, 16)
+    bits, norm = torch.zeros(8, 1, 4 * 2 * 2, dtype=torch.uint8), torch.zeros(8, 1, 4, dtype=torch.bfloat16)
+    one = torch.zeros(1, 1, 1, 1, dtype=torch.int32), torch.ones(1, 1, 1, dtype=torch.int32)
+    inputs = {
+        "sliced_attention": (q, cache, cache, table, lens, None, None, 0, *[None] * 8),
+        "gather": (cache, cache, table, lens, *one, 0),
+        "key_sketch": (cache, table, lens, centre, None, 2, None),
+        "page_summary": (cache, table, lens, None, None),
+        "score_tokens": (q, bits, norm, table, lens, 4, 2, 0, None, None),
+        "score_pages": (q, torch.zeros(8, 1, 2, 16), table, lens, 4, 0.5, 1, None, None),
+    }
+    with pytest.raises(ArgumentError, match=rf"^{op}: block_table: got page {page} .*, expected 0 to 7$"):
+        run(op, inputs[op], backend)
+    # The same id past the end of the sequence is never read.
+    index = next(i for i, x in enumerate(inputs[op]) if x is lens)
+    run(op, (*inputs[op][:index], torch.tensor([4], dtype=torch.int32), *inputs[op][index + 1 :]), backend)
+
+
+@native_backend
 def test_dense_call_without_block_table_needs_matching_rows(backend):
     inputs = attention_call(selection=False)
     with pytest.raises(ArgumentError, match=r"^sliced_attention: k_cache: got "):

@@ -148,6 +148,14 @@ def test_merge_with_empty_states(backend):
 
 
 @every_backend
+def test_positive_infinity_marks_an_empty_state_too(backend):
+    """As FlashAttention 2 writes it."""
+    assert merge(backend, (5.0, INF), (math.nan, -INF)) == (0.0, -INF)
+    assert merge(backend, (3.0, 1.5), (math.nan, INF)) == (3.0, 1.5)
+    assert merge(backend, (math.nan, INF), (3.0, 1.5)) == (3.0, 1.5)
+
+
+@every_backend
 def test_finite_lse_survives(backend):
     """An LSE of -1e30 is not empty."""
     low = torch.tensor(-1e30).item()

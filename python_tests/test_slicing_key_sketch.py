@@ -220,7 +220,10 @@ def empty_index(P, H, page, D, planes, dtype):
 
 @every_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, F8])
-@pytest.mark.parametrize("D, page, planes", [(64, 16, 2), (46, 7, 1), (80, 33, 2), (128, 1, 2), (1, 3, 2)])
+@pytest.mark.parametrize(
+    "D, page, planes",
+    [(32, 16, 2), (64, 16, 2), (80, 33, 2), (96, 7, 1), (128, 1, 2), (256, 16, 2), (46, 7, 1), (1, 3, 2)],
+)
 def test_append_equals_rebuild(D, page, planes, dtype, backend):
     """Grid 11 and 6: rows appended one, three or many at a time leave the index that a full rebuild makes."""
     gen = generator(D)

@@ -250,6 +250,23 @@ def test_empty_selection(unit, backend):
     assert lse[0, 0, 2:].isfinite().all()
 
 
+@native_backend
+@pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
+@pytest.mark.parametrize("length", [1, 10, 50, 63, 64, 65])
+def test_budget_covers_the_sequence(length, unit, backend):
+    """Page 16, budget 64: up to 64 tokens the selected attention is the dense one bit for bit; at 65 it is not."""
+    gen = generator(length)
+    cache = paged_cache(gen, [length], 2, 32, 16, torch.float32)
+    q = randn(gen, 1, 1, 4, 32)
+    width = cache.block_table.shape[1] * (16 if unit == cases.TOKEN else 1)
+    scores = randn(gen, 1, 1, 2, width)
+    args = {"unit": unit, "page_size": 16, "budget": 64, "sink": 0, "recent": 0}
+    chosen = run("select", cases.select_inputs(scores, cache.seq_lens, **args), backend)
+    assert int(chosen[1].max()) <= (64 if unit == cases.TOKEN else 4)
+    pairs = zip(attention(backend, q, cache, chosen, unit), attention(backend, q, cache))
+    assert all(torch.equal(a, b) for a, b in pairs) == (length <= 64)
+
+
 @every_backend
 @pytest.mark.parametrize("length", [15, 16, 17, 32])
 def test_surplus_page_has_no_influence(length, backend):
