@@ -24,11 +24,18 @@ from .reference_layout import (
 )
 from .reference_pages import summarise
 
+
+def f32(x: float) -> float:
+    """x rounded to float32."""
+    return torch.tensor(x, dtype=torch.float32).item()
+
+
 TOKENS_PER_BLOCK = 16  # tokens whose bytes lie together, so that one vector load takes 16 of them
 QUERY_LEVELS = 31  # queries become integers within +-31
 STEPS_PER_NAT = 256  # resolution of the integer scores
 ONE_BIT_GAIN = 2.2166  # level per unit of sign, for scores that use plane 0 of a two-plane sketch
 THRESHOLD = 1.25  # plane 1 is set above THRESHOLD * mean |z|
+UNREAD_SHRINK = f32(0.8)  # of one-bit scores in the estimate of unread mass: unbiased on text
 LOWEST = -32767  # lowest score of a visible token
 UNSEEN = -32768  # score of a position that the query cannot see
 
@@ -37,11 +44,6 @@ EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.5503
         6.931472028550421e-1, 1.0)  # fmt: skip
 
 _MASK64 = (1 << 64) - 1
-
-
-def f32(x: float) -> float:
-    """x rounded to float32."""
-    return torch.tensor(x, dtype=torch.float32).item()
 
 
 # --- rotation -------------------------------------------------------------------------------------------------------
@@ -89,12 +91,15 @@ def rotate(x: Tensor) -> Tensor:
 
 def tree_sum(v: Tensor) -> Tensor:
     """f32[..., D] -> f32[...]: sum in the fixed order (halving within each block, then blocks left to right)."""
-    total = None
+    sums = []
     for part in v.split(blocks(v.shape[-1]), dim=-1):
         while part.shape[-1] > 1:
             h = part.shape[-1] // 2
             part = part[..., :h] + part[..., h:]
-        total = part[..., 0] if total is None else total + part[..., 0]
+        sums.append(part[..., 0])
+    total = sums[0]
+    for block in sums[1:]:
+        total = total + block
     return total
 
 
@@ -270,12 +275,12 @@ def refine_tokens(q, bits, norm, block_table, seq_lens, page, cand_indices, cand
 # --- joining the query heads of a group -----------------------------------------------------------------------------
 
 
-def weights(distance: Tensor) -> Tensor:
-    """int64 W = 2^24 exp(-d/256), truncated, of distances d >= 0 (int64).
+def weights(distance: Tensor, shrink: float = 1.0) -> Tensor:
+    """int64 W = 2^24 exp(-shrink * d/256), truncated, of distances d >= 0 (int64).
 
     A fixed polynomial in f32, every product and sum rounded by itself: the same integer on every backend.
     """
-    x = -distance.clamp(max=1 << 20).float() * f32(math.log2(math.e) / STEPS_PER_NAT)
+    x = -distance.clamp(max=1 << 20).float() * f32(shrink * f32(math.log2(math.e) / STEPS_PER_NAT))
     n = torch.round(x)
     f = x - n
     p = torch.full_like(f, EXP2[0])
