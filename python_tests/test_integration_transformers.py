@@ -244,6 +244,63 @@ def test_pages_as_units(plain, model):
     assert some.stats().totals["sliced"] > 0
 
 
+SMALL = {
+    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+    "initializer_range": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "extra"),
+    [
+        ("Gemma2", {"head_dim": 16, "sliding_window": 32, "query_pre_attn_scalar": 16}),  # soft capping and windows
+        ("GptOss", {"head_dim": 16, "sliding_window": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),  # sinks
+        ("Mistral", {"sliding_window": 32}),
+        ("Qwen3", {"head_dim": 16}),
+    ],
+)
+def test_other_kinds_of_attention(family, extra):
+    config = getattr(transformers, f"{family}Config")(**SMALL, **extra, attn_implementation="eager")
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    torch.manual_seed(0)
+    plain = kind(config).eval()
+    want = generate(plain, prompt(1, 100))
+    cache = SlicedCache(config, policy(**ALL))
+    assert torch.equal(generate(enable(plain), prompt(1, 100), cache), want)
+    assert cache.stats().totals["dense_prefill"] == 100 * 2 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cache_of_another_type(model, dtype):
+    cache = SlicedCache(model.config, policy(ratio=0.2, sink=2, recent=4), dtype=dtype)
+    generate(model, prompt(1, 120), cache)
+    assert cache.pages.keys(0).dtype == dtype
+    assert cache.stats().hit_ratio == 1.0
+
+
+def test_assisted_decoding_crops(plain, model):
+    ids = prompt(1, 100)
+    cache = SlicedCache(model.config, policy(**ALL))
+    got = generate(model, ids, cache, steps=30, prompt_lookup_num_tokens=4)
+    assert torch.equal(got, generate(plain, ids, steps=30))
+
+
+def test_a_second_turn_with_padding_of_its_own(plain, model):
+    first, first_mask, _ = padded([60, 44])
+    second, second_mask, _ = padded([9, 5], seed=50)
+    mask = torch.cat([first_mask, second_mask], 1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    logits = []
+    for which, cache in ((plain, DynamicCache(config=plain.config)), (model, SlicedCache(model.config, policy(**ALL)))):
+        with torch.inference_mode():
+            which(first, attention_mask=first_mask, cache=cache, use_cache=True, position_ids=positions[:, :60])
+            out = which(second, attention_mask=mask, cache=cache, use_cache=True, position_ids=positions[:, 60:])
+        logits.append(out.logits[second_mask.bool()])
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-3, rtol=1e-3)
+    assert cache.pages.lengths == (69, 49)
+
+
 def test_right_padding_is_refused(model):
     ids = prompt(2, 30)
     mask = torch.ones_like(ids)

@@ -65,16 +65,15 @@ class StatsRecorder:
         self._shadow: list[Tensor | None] = [None] * self.layers
         self._published = [0] * (len(STATUS_NAMES) + 2)
 
-    def prefill(self, layer: int, head_steps: int) -> None:
-        self._host[layer][DENSE_PREFILL] += head_steps
-
-    def dense(self, layer: int, head_steps: int) -> None:
-        self._host[layer][DENSE_SHORT] += head_steps
+    def dense(self, layer: int, q: Tensor, policy: Any, why: int = DENSE_LAYER) -> None:
+        """Take note of queries `[B,T,Hq,D]` answered dense without `attend`."""
+        B, T, Hq = q.shape[:3]
+        self._host[layer][DENSE_PREFILL if policy.max_sliced_T < T else why] += B * T * Hq
 
     def sliced(self, layer: int, result: Any, pages: SlicedKVCache, policy: Any) -> None:
         """Take note of one `SliceResult`."""
         if result.selection is None:
-            self._host[layer][DENSE_LAYER] += result.status.numel()
+            self.dense(layer, result.out, policy)
             return
         self._context = (pages, policy)
         self._waiting.append((layer, result))

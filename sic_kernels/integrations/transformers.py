@@ -31,7 +31,7 @@ from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
 from ..slicing.cache import SlicedKVCache
 from ._prefill import prefill_attention
-from ._stats import AttentionStats, StatsRecorder
+from ._stats import DENSE_LAYER, DENSE_SHORT, AttentionStats, StatsRecorder
 
 Tensor = torch.Tensor
 
@@ -235,7 +235,7 @@ class SlicedCache(Cache):
         plain = all(options[name] is None for name in ("softcap", "window", "sinks"))
         if plain and self.policy.max_sliced_T < T:
             out = prefill_attention(q, pages, layer, live, options["scale"])
-            self._recorder.prefill(layer, q.shape[0] * T * q.shape[1])
+            self._recorder.dense(layer, out, self.policy)
         else:
             out = self._decode(layer, q.transpose(1, 2), options)
         self._end(layer)
@@ -286,10 +286,10 @@ class SlicedCache(Cache):
         pages = self.pages
         assert pages is not None
         k, v, index, table, lens = pages.tensors(layer)
-        if index is None:  # too few tokens so far to calibrate an index: dense is cheap
-            out, _ = slicing.sliced_attention(q, k, v, table, lens, **options)
-            self._recorder.dense(layer, q.shape[0] * q.shape[1] * q.shape[2])
-            return out
+        if index is None or options["window"] is not None:
+            # too few tokens so far to calibrate an index, or a sliding window, which is a small slice already
+            self._recorder.dense(layer, q, self.policy, DENSE_SHORT if index is None else DENSE_LAYER)
+            return slicing.sliced_attention(q, k, v, table, lens, **options)[0]
         result = slicing.attend(q, k, v, index, table, lens, policy=self.policy, layer=layer, **options)
         self._recorder.sliced(layer, result, pages, self.policy)
         if trace.active():
