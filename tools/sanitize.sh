@@ -31,4 +31,5 @@ export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=lib
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 "$python" -c 'import sic_kernels; assert "/asan/site/" in sic_kernels.__file__, sic_kernels.__file__'
 [ $# -gt 0 ] || set -- python_tests -k fuzz
-exec "$python" -m pytest -p no:cacheprovider -q "$@"
+# Not --capture=fd: the report of a sanitizer must not vanish with the process.
+exec "$python" -m pytest -p no:cacheprovider --capture=sys -q "$@"
