@@ -21,24 +21,53 @@ struct ThreadBuffer {
   ~ThreadBuffer() { std::free(data); }
 };
 
+void grow(ThreadBuffer& buffer, int64_t bytes) {
+  if (bytes <= buffer.size) return;
+  char* bigger = allocate(bytes);
+  std::free(buffer.data);
+  buffer.data = bigger;
+  buffer.size = bytes;
+}
+
 }  // namespace
 
 char* thread_scratch(int64_t bytes) {
   static thread_local ThreadBuffer buffer;
-  if (bytes > buffer.size) {
-    char* bigger = allocate(bytes);
-    std::free(buffer.data);
-    buffer.data = bigger;
-    buffer.size = bytes;
-  }
+  grow(buffer, bytes);
   return buffer.data;
 }
 
-CallScratch::CallScratch(const TensorView& workspace, int64_t bytes)
-    : data_(workspace.given() ? workspace.as<char>() : allocate(bytes)), owned_(!workspace.given()) {}
+// Fresh memory costs a page fault every 4 KiB, more than many ops take: each thread keeps its last block.
+constexpr int64_t kKeptBytes = int64_t{64} << 20;
+
+namespace {
+struct KeptBlock : ThreadBuffer {
+  bool taken = false;
+};
+KeptBlock& kept_block() {
+  static thread_local KeptBlock block;
+  return block;
+}
+}  // namespace
+
+CallScratch::CallScratch(const TensorView& workspace, int64_t bytes) : data_(nullptr), source_(Source::workspace) {
+  KeptBlock& kept = kept_block();
+  if (workspace.given()) {
+    data_ = workspace.as<char>();
+  } else if (kept.taken || bytes > kKeptBytes) {
+    data_ = allocate(bytes);
+    source_ = Source::heap;
+  } else {
+    grow(kept, bytes);
+    data_ = kept.data;
+    source_ = Source::kept;
+    kept.taken = true;
+  }
+}
 
 CallScratch::~CallScratch() {
-  if (owned_) std::free(data_);
+  if (source_ == Source::heap) std::free(data_);
+  if (source_ == Source::kept) kept_block().taken = false;
 }
 
 }  // namespace sic

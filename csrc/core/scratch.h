@@ -9,7 +9,7 @@ namespace sic {
 // A per-thread buffer, 64-byte aligned, kept for the next call; valid until the thread asks again.
 char* thread_scratch(int64_t bytes);
 
-// The caller's workspace, or the library's own block of that size, freed at the end of the call.
+// The caller's workspace, or a block of the library's own: the calling thread's kept one (up to 64 MiB), else the heap.
 class CallScratch {
  public:
   CallScratch(const TensorView& workspace, int64_t bytes);
@@ -19,8 +19,9 @@ class CallScratch {
   char* data() const { return data_; }
 
  private:
+  enum class Source { workspace, kept, heap };
   char* data_;
-  bool owned_;
+  Source source_;
 };
 
 // Hands out aligned parts of one block, in order.

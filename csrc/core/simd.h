@@ -40,6 +40,8 @@ typedef uint16_t vh_half __attribute__((vector_size(kBytes / 2)));
 typedef uint8_t vb_quarter __attribute__((vector_size(W)));
 
 #define SIC_INLINE static inline __attribute__((always_inline))
+// For short loops over arrays of vectors, which must become registers.
+#define SIC_UNROLL _Pragma("GCC unroll 16")
 
 template <class V, class T>
 SIC_INLINE V load_as(const T* p) {
@@ -72,16 +74,49 @@ SIC_INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 // b where a is NaN, as maxps does.
-SIC_INLINE vf max(vf a, vf b) { return a > b ? a : b; }
-SIC_INLINE vf min(vf a, vf b) { return a < b ? a : b; }
+SIC_INLINE vf max(vf a, vf b) {
+#if defined(__AVX512BW__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+SIC_INLINE vf min(vf a, vf b) {
+#if defined(__AVX512BW__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
 SIC_INLINE vf abs(vf a) { return bit_cast<vf>(bit_cast<vi>(a) & 0x7fffffff); }
 
 // ---- loads of every storage type, widened to float ----
 
 SIC_INLINE vf load(const float* p) { return load_as<vf>(p); }
-SIC_INLINE vf load(const bf16_t* p) {
-  return bit_cast<vf>(__builtin_convertvector(load_as<vh_half>(p), vu) << 16);
+// Zero-extended to 32 bits. GCC 12 makes a chain of half-width moves of the portable form.
+SIC_INLINE vu widen(const uint16_t* p) {
+#if defined(__AVX512BW__)
+  return vu(_mm512_cvtepu16_epi32(load_as<__m256i>(p)));
+#elif defined(__AVX2__)
+  return vu(_mm256_cvtepu16_epi32(load_as<__m128i>(p)));
+#else
+  return __builtin_convertvector(load_as<vh_half>(p), vu);
+#endif
 }
+SIC_INLINE vu widen(const uint8_t* p) {
+#if defined(__AVX512BW__)
+  return vu(_mm512_cvtepu8_epi32(load_as<__m128i>(p)));
+#elif defined(__AVX2__)
+  return vu(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return __builtin_convertvector(load_as<vb_quarter>(p), vu);
+#endif
+}
+SIC_INLINE vf load(const bf16_t* p) { return bit_cast<vf>(widen(&p->bits) << 16); }
 SIC_INLINE vf load(const f16_t* p) {
 #if defined(__AVX512BW__)
   return _mm512_cvtph_ps(load_as<__m256i>(p));
@@ -90,14 +125,14 @@ SIC_INLINE vf load(const f16_t* p) {
 #elif defined(__aarch64__)
   return vcvt_f32_f16(load_as<float16x4_t>(p));
 #else
-  const vu u = __builtin_convertvector(load_as<vh_half>(p), vu), magnitude = u & 0x7fff;
+  const vu u = widen(&p->bits), magnitude = u & 0x7fff;
   const vf finite = bit_cast<vf>(magnitude << 13) * 0x1p112f;
   const vu bits = magnitude >= 0x7c00 ? (magnitude << 13) | 0x7f800000 : bit_cast<vu>(finite);
   return bit_cast<vf>(bits | (u & 0x8000) << 16);
 #endif
 }
 SIC_INLINE vf load(const f8_t* p) {
-  const vu u = __builtin_convertvector(load_as<vb_quarter>(p), vu), magnitude = u & 0x7f;
+  const vu u = widen(&p->bits), magnitude = u & 0x7f;
   const vf finite = bit_cast<vf>(magnitude << 20) * 0x1p120f;
   const vu bits = magnitude == 0x7f ? (magnitude | 0x7fc00000) : bit_cast<vu>(finite);
   return bit_cast<vf>(bits | (u & 0x80) << 24);
@@ -181,7 +216,7 @@ SIC_INLINE vf transpose_add(vf* v) {
 SIC_INLINE vf exp2(vf x) {
   const vf low = splat(-126.0f);
   const vi normal = x >= low;
-  const vf clamped = x > low ? x : low;
+  const vf clamped = max(x, low);
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const vf shifted = clamped + magic;
   const vf f = clamped - (shifted - magic);

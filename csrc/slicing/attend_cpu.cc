@@ -53,18 +53,19 @@ class TokenRow {
     room_ = room;
     int32_t* out = a_.indices.as<int32_t>() + at(a_.indices, u_.b, t_, u_.h);
     int32_t* count = a_.counts.as<int32_t>() + at(a_.counts, u_.b, t_, u_.h);
-    if (row.count() == row.visible) {
+    if (row.count() == row.visible && s_.top_p == 1) {
       for (int32_t i = 0; i < row.visible; ++i) out[i] = i;
       *count = row.visible;
       std::fill(out + row.visible, out + K, -1);
     } else {
-      for (int g = 0; g < G_; ++g) refs_[g].set(first(g), n_, true);
+      for (int g = 0; g < G_; ++g) refs_[g].set(first(g), n_, one_plane_softmax());
       choose(row, out, K, count);
     }
     estimate_unread(row, out, *count);
   }
 
  private:
+  bool one_plane_softmax() const { return a_.planes == 1 && a_.pool == Pool::softmax; }
   const int16_t* first(int g) const { return u_.first + row_ + g * u_.shape.positions; }
   const int16_t* second(int g) const { return u_.second + row_ + g * u_.shape.positions; }
   const float* bias() const { return a_.attention.key_bias.given() ? a_.attention.key_bias.as<const float>() + u_.b * a_.attention.key_bias.stride[0] : nullptr; }
@@ -80,7 +81,7 @@ class TokenRow {
 
   void choose(const SelectRow& row, int32_t* out, int64_t K, int32_t* count) {
     const bool two_stage = a_.planes == 2;
-    join_scores(first(0), u_.shape.positions, refs_, G_, !two_stage && a_.pool == Pool::softmax, n_, joined_);
+    join_scores(first(0), u_.shape.positions, refs_, G_, one_plane_softmax(), n_, joined_);
     add_bias(joined_, n_, nullptr);
     if (!two_stage) return select_scores(joined_, row, s_.top_p, out, K, count);
     // Shortlist: no forced tokens, the best by plane 0.
@@ -133,9 +134,12 @@ class TokenRow {
       unread = kNothing;
       if (count >= row.visible) continue;
       for (int32_t i = 0; i < count; ++i) compact_[i] = first(g)[chosen[i]];
-      const uint64_t left = refs_[g].weights - weight_sum(compact_, count, refs_[g].top);
+      const float rate = slicing::kUnreadShrink * kLog2OfStep;
+      const int32_t top = refs_[g].top;
+      const uint64_t left = weight_sum(first(g), n_, top, rate) - weight_sum(compact_, count, top, rate);
       if (left == 0) continue;
-      unread = std::log(static_cast<float>(left)) - 24 * 0.6931471805599453f + refs_[g].top / slicing::kScoreSteps + centre_logit(head);
+      const float largest = slicing::kUnreadShrink * static_cast<float>(top) / slicing::kScoreSteps;
+      unread = std::log(static_cast<float>(left)) - 24 * 0.6931471805599453f + largest + centre_logit(head);
     }
   }
 

@@ -43,26 +43,26 @@ SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, in
   const int64_t whole = D / W * W;
   for (int j = 0; j < n; j += N) {
     const T* row[N];
-    for (int i = 0; i < N; ++i) row[i] = reinterpret_cast<const T*>(k[j + i < n ? j + i : n - 1]);
+    SIC_UNROLL for (int i = 0; i < N; ++i) row[i] = reinterpret_cast<const T*>(k[j + i < n ? j + i : n - 1]);
     for (int i = j; i < j + N && i < ahead.n; ++i) prefetch_row(ahead.rows[i], D * sizeof(T));
     vf sum[W] = {};
     for (int64_t d = 0; d < whole; d += W) {
       vf kv[N];
-      for (int i = 0; i < N; ++i) kv[i] = load(row[i] + d);
-      for (int r = 0; r < R; ++r) {
+      SIC_UNROLL for (int i = 0; i < N; ++i) kv[i] = load(row[i] + d);
+      SIC_UNROLL for (int r = 0; r < R; ++r) {
         const vf qv = load(q + r * Dp + d);
-        for (int i = 0; i < N; ++i) sum[r * N + i] = fma(qv, kv[i], sum[r * N + i]);
+        SIC_UNROLL for (int i = 0; i < N; ++i) sum[r * N + i] = fma(qv, kv[i], sum[r * N + i]);
       }
     }
     if (whole < D) {
-      for (int i = 0; i < N; ++i) {
+      SIC_UNROLL for (int i = 0; i < N; ++i) {
         const vf kv = load_first(row[i] + whole, static_cast<int>(D - whole));
-        for (int r = 0; r < R; ++r) sum[r * N + i] = fma(load(q + r * Dp + whole), kv, sum[r * N + i]);
+        SIC_UNROLL for (int r = 0; r < R; ++r) sum[r * N + i] = fma(load(q + r * Dp + whole), kv, sum[r * N + i]);
       }
     }
     float dots[W];
     store(dots, transpose_add(sum));
-    for (int r = 0; r < R; ++r) std::memcpy(logits + r * kTile + j, dots + r * N, sizeof(float) * N);
+    SIC_UNROLL for (int r = 0; r < R; ++r) std::memcpy(logits + r * kTile + j, dots + r * N, sizeof(float) * N);
   }
 }
 
@@ -74,31 +74,31 @@ SIC_INLINE void tile_values(const float* p, const float* decay, const char* cons
   int64_t d = 0;
   for (; d + C * W <= D; d += C * W) {
     vf sum[R][C];
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) sum[r][c] = load(acc + r * Dp + d + c * W) * splat(decay[r]);
+    SIC_UNROLL for (int r = 0; r < R; ++r)
+      SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] = load(acc + r * Dp + d + c * W) * splat(decay[r]);
     for (int j = from; j < to; ++j) {
       if (d == 0 && j < ahead.n) prefetch_row(ahead.rows[j], D * sizeof(T));
       const T* row = reinterpret_cast<const T*>(v[j]) + d;
       vf x[C];
-      for (int c = 0; c < C; ++c) x[c] = load(row + c * W);
-      for (int r = 0; r < R; ++r) {
+      SIC_UNROLL for (int c = 0; c < C; ++c) x[c] = load(row + c * W);
+      SIC_UNROLL for (int r = 0; r < R; ++r) {
         const vf weight = splat(p[r * kTile + j]);
-        for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
+        SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
       }
     }
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) store(acc + r * Dp + d + c * W, sum[r][c]);
+    SIC_UNROLL for (int r = 0; r < R; ++r)
+      SIC_UNROLL for (int c = 0; c < C; ++c) store(acc + r * Dp + d + c * W, sum[r][c]);
   }
   for (; d < D; d += W) {
     const int left = static_cast<int>(D - d < W ? D - d : W);
     vf sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = load(acc + r * Dp + d) * splat(decay[r]);
+    SIC_UNROLL for (int r = 0; r < R; ++r) sum[r] = load(acc + r * Dp + d) * splat(decay[r]);
     for (int j = from; j < to; ++j) {
       const T* row = reinterpret_cast<const T*>(v[j]) + d;
       const vf x = left == W ? load(row) : load_first(row, left);
-      for (int r = 0; r < R; ++r) sum[r] = fma(splat(p[r * kTile + j]), x, sum[r]);
+      SIC_UNROLL for (int r = 0; r < R; ++r) sum[r] = fma(splat(p[r * kTile + j]), x, sum[r]);
     }
-    for (int r = 0; r < R; ++r) store(acc + r * Dp + d, sum[r]);
+    SIC_UNROLL for (int r = 0; r < R; ++r) store(acc + r * Dp + d, sum[r]);
   }
 }
 

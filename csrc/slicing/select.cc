@@ -17,8 +17,10 @@ SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, 
   row.visible = static_cast<int32_t>(ceil_div(tokens, unit));
   int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(tokens));
   if (a.budgets.given()) budget = std::max<int64_t>(0, index_at(a.budgets, b * a.budgets.stride[0] + h * a.budgets.stride[1]));
-  if (tokens <= a.min_len) budget = tokens;
-  row.budget = static_cast<int32_t>(std::min<int64_t>(a.unit == Unit::token ? budget : std::max<int64_t>(1, tokens <= a.min_len ? row.visible : budget / unit), row.visible));
+  if (tokens <= a.min_len || budget >= tokens)
+    row.budget = row.visible;
+  else
+    row.budget = static_cast<int32_t>(a.unit == Unit::token ? budget : std::max<int64_t>(1, budget / unit));
   row.spans = spans;
   int32_t n = 0;
   const auto add = [&](int64_t from, int64_t to) {
@@ -49,9 +51,9 @@ int64_t selection_capacity(const SelectArgs& a) {
     const int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(N));
     return std::min(N, std::max({budget, a.sink + a.recent, a.min_len}));
   }
-  const int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(N * a.page));
+  const int64_t budget = a.budget >= 0 ? ceil_div(a.budget, a.page) : static_cast<int64_t>(a.ratio * static_cast<double>(N * a.page)) / a.page;
   const int64_t forced = ceil_div(a.sink, a.page) + (a.recent > 0 ? ceil_div(a.recent, a.page) + 1 : 0);
-  return std::min(N, std::max({int64_t{1}, budget / a.page, forced, ceil_div(a.min_len, a.page)}));
+  return std::min(N, std::max({int64_t{1}, budget, forced, ceil_div(a.min_len, a.page)}));
 }
 
 namespace {

@@ -15,6 +15,8 @@ constexpr float kOuterThreshold = 1.25f;  // times the token's mean |z|: one sta
 constexpr float kOnePlaneGain = 2.2166f;  // E|z|level / E|z| of a Gaussian at that threshold: a 2-plane norm used with plane 0 alone
 constexpr float kScoreSteps = 256;    // scores are in 1/256 nat
 constexpr int kScoreMin = -32767;     // -32768 marks what is not visible
+// One-bit scores overstate large logits: with this share of their spread the estimate of unread mass is unbiased on text.
+constexpr float kUnreadShrink = 0.8f;
 constexpr int kTokenBlock = 16;       // tokens whose bytes lie side by side
 
 inline bool sketch_sign_is_negative(uint64_t channel) {

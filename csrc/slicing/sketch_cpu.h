@@ -175,6 +175,31 @@ struct QueryTables {
 
 // ---- the scan ----
 
+typedef int16_t v_scores __attribute__((vector_size(2 * W)));
+
+SIC_INLINE vi load_scores(const int16_t* s) {
+#if defined(__AVX512BW__)
+  return vi(_mm512_cvtepi16_epi32(load_as<__m256i>(s)));
+#elif defined(__AVX2__)
+  return vi(_mm256_cvtepi16_epi32(load_as<__m128i>(s)));
+#else
+  return __builtin_convertvector(load_as<v_scores>(s), vi);
+#endif
+}
+// The low 16 bits of each lane.
+SIC_INLINE v_scores narrow(vi v) {
+#if defined(__AVX512BW__)
+  return v_scores(_mm512_cvtepi32_epi16(__m512i(v)));
+#else
+  return __builtin_convertvector(v, v_scores);
+#endif
+}
+SIC_INLINE void store_scores(int16_t* s, vi v) { store_as(s, narrow(v)); }
+SIC_INLINE vi round_to_int(vf x) {
+  const vf magic = splat(12582912.0f);
+  return bit_cast<vi>(x + magic) - bit_cast<vi>(magic);
+}
+
 typedef uint16_t v8h __attribute__((vector_size(16)));
 
 SIC_INLINE v8h add_lanes(vh v) {
@@ -193,22 +218,25 @@ template <int R>
 SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block, int16_t (*dots)[slicing::kTokenBlock]) {
   // A 16-bit lane holds two tokens' bytes. `both` sums them together modulo 2^16, `odd` the upper byte alone.
   vh both[R] = {}, odd[R] = {};
-  for (int j = 0; j < q.row_bytes; j += QueryTables::kRowsAtOnce) {
-    const int rows = q.row_bytes - j;
-    vb bits = {};
-    if (rows >= QueryTables::kRowsAtOnce)
-      bits = load_as<vb>(block + 16 * j);
-    else
-      std::memcpy(&bits, block + 16 * j, 16 * rows);
+  const int64_t head_stride = int64_t{32} * q.padded_rows, high_offset = int64_t{16} * q.padded_rows;
+  const uint8_t* tables = q.low(head);
+  const auto add = [&](vb bits, const uint8_t* table) __attribute__((always_inline)) {
     const vb low = bits & 15, high = bit_cast<vb>(bit_cast<vh>(bits) >> 4) & 15;
-    for (int r = 0; r < R; ++r) {
-      const vh a = bit_cast<vh>(lookup16(load_as<vb>(q.low(head + r) + 16 * j), low));
-      const vh b = bit_cast<vh>(lookup16(load_as<vb>(q.high(head + r) + 16 * j), high));
+    SIC_UNROLL for (int r = 0; r < R; ++r) {
+      const vh a = bit_cast<vh>(lookup16(load_as<vb>(table + r * head_stride), low));
+      const vh b = bit_cast<vh>(lookup16(load_as<vb>(table + r * head_stride + high_offset), high));
       both[r] += a + b;
       odd[r] += (a >> 8) + (b >> 8);
     }
+  };
+  int j = 0;
+  for (; j + QueryTables::kRowsAtOnce <= q.row_bytes; j += QueryTables::kRowsAtOnce) add(load_as<vb>(block + 16 * j), tables + 16 * j);
+  if (j < q.row_bytes) {
+    uint8_t rest[kBytes] = {};
+    std::memcpy(rest, block + 16 * j, 16 * (q.row_bytes - j));
+    add(load_as<vb>(rest), tables + 16 * j);
   }
-  for (int r = 0; r < R; ++r) {
+  SIC_UNROLL for (int r = 0; r < R; ++r) {
     const v8h upper = add_lanes(odd[r]), lower = add_lanes(both[r]) - (upper << 8);
     const uint16_t bias = static_cast<uint16_t>(q.bias());
     const v8h even = lower - bias, uneven = upper - bias;
@@ -217,45 +245,40 @@ SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block,
   }
 }
 
-// Scores in 1/256 nat of 16 dots: round(dot * norm * factor), within +-32767.
-SIC_INLINE void scale_dots(const int32_t* dots, const float* norm, float factor, int16_t* out) {
-  for (int i = 0; i < slicing::kTokenBlock; i += W) {
-    vf s = __builtin_convertvector(load_as<vi>(dots + i), vf) * load(norm + i) * splat(factor);
-    s = max(s, splat(slicing::kScoreMin));
-    s = min(s, splat(-slicing::kScoreMin));
-    const vf magic = splat(12582912.0f);
-    const vi rounded = bit_cast<vi>(s + magic) - bit_cast<vi>(magic);
-    typedef int16_t half __attribute__((vector_size(2 * W)));
-    store_as(out + i, __builtin_convertvector(rounded, half));
-  }
+// Scores in 1/256 nat of W tokens: round(dot * norm * factor), within +-32767.
+SIC_INLINE v_scores scale_dots(vi dots, vf norm, float factor) {
+  const vf s = __builtin_convertvector(dots, vf) * norm * splat(factor);
+  const vf limit = splat(-slicing::kScoreMin);
+  return narrow(round_to_int(min(max(s, splat(slicing::kScoreMin)), limit)));
 }
 
 // Scores of token blocks for up to all heads of a group.
 class SketchScan {
  public:
+  static constexpr int64_t kTokensAhead = 128, kPageBytesAhead = 1024;  // of the prefetch
+
   SketchScan(const QueryTables& q, int64_t page, int D, int planes) : q_(q), page_(page), D_(D), planes_(planes) {}
 
   // One block of `width` tokens starting at `token` of a page; rows of first/second are `stride` apart.
   // first: scores of plane 0. second (may be null): of both planes.
   void block(const uint8_t* page_bits, const bf16_t* page_norm, int64_t token, int width, int16_t* first, int16_t* second, int64_t stride) const {
     const int64_t offset = token * q_.row_bytes, plane = slicing::sketch_plane_bytes(page_, D_);
-    uint8_t padded[2][slicing::kSketchMaxDim / 8 * slicing::kTokenBlock];
     const uint8_t* planes[2] = {page_bits + offset, page_bits + plane + offset};
-    float norm[slicing::kTokenBlock] = {};
-    for (int i = 0; i < width; ++i) norm[i] = to_float(page_norm[token + i]);
-    if (width < slicing::kTokenBlock) {
-      for (int p = 0; p < (second ? 2 : 1); ++p) {
-        for (int j = 0; j < q_.row_bytes; ++j) std::memcpy(padded[p] + slicing::kTokenBlock * j, planes[p] + width * j, width);
-        planes[p] = padded[p];
-      }
+    if (width == slicing::kTokenBlock) return scores<true>(planes, page_norm + token, width, first, second, stride);
+    // The short block at the end of a page: spread to the width of a full one.
+    uint8_t padded[2][slicing::kSketchMaxDim / 8 * slicing::kTokenBlock];
+    bf16_t norm[slicing::kTokenBlock] = {};
+    std::memcpy(norm, page_norm + token, width * sizeof(bf16_t));
+    for (int p = 0; p < (second ? 2 : 1); ++p) {
+      for (int j = 0; j < q_.row_bytes; ++j) std::memcpy(padded[p] + slicing::kTokenBlock * j, planes[p] + width * j, width);
+      planes[p] = padded[p];
     }
-    int head = 0;
-    for (; head + 4 <= q_.heads; head += 4) heads<4>(head, planes, norm, width, first, second, stride);
-    for (; head < q_.heads; ++head) heads<1>(head, planes, norm, width, first, second, stride);
+    scores<false>(planes, norm, width, first, second, stride);
   }
 
   // Tokens [begin, end) of one sequence and head.
   void range(const CacheRows& bits, const TensorView& norm, int64_t h, int64_t begin, int64_t end, int16_t* first, int16_t* second, int64_t stride) const {
+    const int64_t pages_ahead = (kTokensAhead + page_ - 1) / page_;
     for (int64_t pos = begin; pos < end;) {
       const int64_t page = bits.split.index(static_cast<uint32_t>(pos)), token = pos - page * page_;
       const int64_t id = bits.table[static_cast<uint32_t>(page)];
@@ -263,31 +286,47 @@ class SketchScan {
       const int width = static_cast<int>(page_ - block_start < slicing::kTokenBlock ? page_ - block_start : slicing::kTokenBlock);
       const auto* page_bits = reinterpret_cast<const uint8_t*>(bits.base) + id * bits.page_stride;
       const auto* page_norm = norm.as<const bf16_t>() + id * norm.stride[0] + h * norm.stride[1];
+      if (token == 0 && (page + pages_ahead) * page_ < end) {  // pages lie anywhere: the hardware cannot guess the next one
+        const int64_t next = bits.table[static_cast<uint32_t>(page + pages_ahead)];
+        const char* next_bits = bits.base + next * bits.page_stride;
+        const int64_t plane = slicing::sketch_plane_bytes(page_, D_), first_bytes = plane < kPageBytesAhead ? plane : kPageBytesAhead;
+        prefetch_row(next_bits, first_bytes);
+        if (second) prefetch_row(next_bits + plane, first_bytes);
+        prefetch(norm.as<const bf16_t>() + next * norm.stride[0] + h * norm.stride[1]);
+      }
       block(page_bits, page_norm, block_start, width, first ? first + pos : nullptr, second ? second + pos : nullptr, stride);
       pos += width;
     }
   }
 
  private:
-  template <int R>
-  void heads(int head, const uint8_t* const* planes, const float* norm, int width, int16_t* first, int16_t* second, int64_t stride) const {
+  template <bool Full>
+  void scores(const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second, int64_t stride) const {
+    int head = 0;
+    for (; head + 4 <= q_.heads; head += 4) heads<4, Full>(head, planes, norm, width, first, second, stride);
+    for (; head < q_.heads; ++head) heads<1, Full>(head, planes, norm, width, first, second, stride);
+  }
+
+  template <int R, bool Full>
+  void heads(int head, const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second, int64_t stride) const {
     int16_t dots[2][R][slicing::kTokenBlock];
     plane_dots<R>(q_, head, planes[0], dots[0]);
     if (second) plane_dots<R>(q_, head, planes[1], dots[1]);
+    const float gain = planes_ == 2 ? slicing::kOnePlaneGain : 1.0f;
+    const auto put = [&](int16_t* row, const int16_t* scores) {
+      std::memcpy(row, scores, Full ? sizeof(int16_t) * slicing::kTokenBlock : sizeof(int16_t) * width);
+    };
     for (int r = 0; r < R; ++r) {
-      int32_t wide[slicing::kTokenBlock];
-      int16_t out[slicing::kTokenBlock];
       const float factor = q_.factor[head + r];
-      if (first) {
-        for (int i = 0; i < slicing::kTokenBlock; ++i) wide[i] = dots[0][r][i];
-        scale_dots(wide, norm, planes_ == 2 ? factor * slicing::kOnePlaneGain : factor, out);
-        std::memcpy(first + (head + r) * stride, out, 2 * width);
+      int16_t one[slicing::kTokenBlock], both[slicing::kTokenBlock];
+      for (int i = 0; i < slicing::kTokenBlock; i += W) {
+        const vi a = load_scores(dots[0][r] + i);
+        const vf n = load(norm + i);
+        if (first) store_as(one + i, scale_dots(a, n, factor * gain));
+        if (second) store_as(both + i, scale_dots(a + a + load_scores(dots[1][r] + i), n, factor));
       }
-      if (second) {
-        for (int i = 0; i < slicing::kTokenBlock; ++i) wide[i] = 2 * dots[0][r][i] + dots[1][r][i];
-        scale_dots(wide, norm, factor, out);
-        std::memcpy(second + (head + r) * stride, out, 2 * width);
-      }
+      if (first) put(first + (head + r) * stride, one);
+      if (second) put(second + (head + r) * stride, both);
     }
   }
 

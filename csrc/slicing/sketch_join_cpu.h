@@ -1,22 +1,15 @@
 // Joining the scores of a group's heads, and softmax weights of integer scores that are equal bit for bit on every backend.
 #pragma once
-#include "core/simd.h"
-#include "slicing/sketch.h"
+#include "slicing/sketch_cpu.h"
 
 namespace sic::cpu::SIC_ISA {
 
-typedef int16_t v_scores __attribute__((vector_size(2 * W)));
+constexpr float kLog2OfStep = 1.4426950408889634f / slicing::kScoreSteps;
 
-SIC_INLINE vi load_scores(const int16_t* s) { return __builtin_convertvector(load_as<v_scores>(s), vi); }
-SIC_INLINE void store_scores(int16_t* s, vi v) { store_as(s, __builtin_convertvector(v, v_scores)); }
-SIC_INLINE vi round_to_int(vf x) {
-  const vf magic = splat(12582912.0f);
-  return bit_cast<vi>(x + magic) - bit_cast<vi>(magic);
-}
-
-// 2^24 exp(d / 256) for d <= 0, truncated. Products and sums are rounded one by one, never fused, on every backend.
-SIC_INLINE vi exp_weight(vi d) {
-  const vf x = __builtin_convertvector(d, vf) * splat(1.4426950408889634f / slicing::kScoreSteps);
+// 2^24 * 2^(rate * d) for d <= 0, truncated; at the default rate exp(d / 256). Products and sums are rounded one by one,
+// never fused, on every backend.
+SIC_INLINE vi exp_weight(vi d, float rate = kLog2OfStep) {
+  const vf x = __builtin_convertvector(d, vf) * splat(rate);
   const vi n = round_to_int(x);
   const vf f = x - __builtin_convertvector(n, vf);
   vf p = splat(1.535336188319500e-4f);
@@ -31,7 +24,7 @@ SIC_INLINE vi exp_weight(vi d) {
   return __builtin_convertvector(scaled, vi);
 }
 
-SIC_INLINE int32_t exp_weight(int32_t d) { return exp_weight(vi{d})[0]; }
+SIC_INLINE int32_t exp_weight(int32_t d, float rate = kLog2OfStep) { return exp_weight(vi{d}, rate)[0]; }
 
 // log of a positive weight in 1/256 nat, within 0.01 nat and monotonic.
 SIC_INLINE vi log_steps(vf p) {
@@ -51,17 +44,17 @@ inline int32_t scores_max(const int16_t* s, int64_t n) {
 }
 
 // Sum of exp_weight(s - top).
-inline uint64_t weight_sum(const int16_t* s, int64_t n, int32_t top) {
+inline uint64_t weight_sum(const int16_t* s, int64_t n, int32_t top, float rate = kLog2OfStep) {
   constexpr int64_t kChunk = 64 * W;  // 64 weights of at most 2^24 fit 32 bits
   uint64_t total = 0;
   int64_t i = 0;
   while (i + W <= n) {
     vu sum = {};
     const int64_t end = n - i < kChunk ? i + (n - i) / W * W : i + kChunk;
-    for (; i < end; i += W) sum += bit_cast<vu>(exp_weight(load_scores(s + i) - top));
+    for (; i < end; i += W) sum += bit_cast<vu>(exp_weight(load_scores(s + i) - top, rate));
     for (int l = 0; l < W; ++l) total += sum[l];
   }
-  for (; i < n; ++i) total += static_cast<uint32_t>(exp_weight(s[i] - top));
+  for (; i < n; ++i) total += static_cast<uint32_t>(exp_weight(s[i] - top, rate));
   return total;
 }
 

@@ -146,7 +146,7 @@ struct AttendArgs {
   TensorView bits, norm, centre;
   int planes = 2;
   TensorView summary;
-  double ratio = 0.12, candidates = 0.25, top_p = 1;
+  double ratio = 0.12, candidates = 0.35, top_p = 1;
   int64_t sink = 16, recent = 32;
   TensorView keep;
   float beta = 0.5f;

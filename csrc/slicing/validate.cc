@@ -39,7 +39,7 @@ CacheDims check_cache(const Check& check, const char* arg, const TensorView& cac
   d.P = cache.shape[0];
   d.Hkv = cache.shape[1];
   d.page = page;
-  check.value(page >= 1, arg, double(page), "a page size of at least 1");
+  check.value(page >= 1, "page_size", double(page), "at least 1");
   if (block_table.given()) {
     check.tensor("block_table", block_table, kIndexInts, {d.B, -1});
     d.M = block_table.shape[1];

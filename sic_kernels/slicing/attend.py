@@ -50,9 +50,16 @@ def attend(
     is_sketch = isinstance(index, KeySketch)
     if is_sketch != (policy.unit == "token"):
         got = "a KeySketch" if is_sketch else "a page summary"
-        raise ArgumentError.of("attend", "index", got, f"{'a KeySketch' if policy.unit == 'token' else 'a page summary'} for unit {policy.unit!r}")
+        raise ArgumentError.of(
+            "attend",
+            "index",
+            got,
+            f"{'a KeySketch' if policy.unit == 'token' else 'a page summary'} for unit {policy.unit!r}",
+        )
     q4, flat = with_tokens(q)
-    bits, norm, centre, planes = (index.bits, index.norm, index.params.centre, index.planes) if is_sketch else (None, None, None, 2)
+    bits, norm, centre, planes = (
+        (index.bits, index.norm, index.params.centre, index.planes) if is_sketch else (None, None, None, 2)
+    )
     dense_layer = layer is not None and layer in policy.dense_layers
     inputs = (
         q4, k_cache, v_cache, bits, norm, centre, planes, None if is_sketch else index, block_table, seq_lens,

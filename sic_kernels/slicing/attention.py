@@ -120,7 +120,9 @@ def sliced_attention(
     return without_tokens(flat, *call("slicing", "sliced_attention", inputs, outs, workspace, backend))
 
 
-def workspace_bytes(op: str, q: Array, k_cache: Array, v_cache: Array, max_seq_len: int, capacity: int | None = None) -> int:
+def workspace_bytes(
+    op: str, q: Array, k_cache: Array, v_cache: Array, max_seq_len: int, capacity: int | None = None
+) -> int:
     """Bytes of `workspace` that `op` ("sliced_attention" or "attend") needs at most, from shapes alone.
 
     capacity: slots K of the selection times tokens a slot (None: dense, max_seq_len).
@@ -132,7 +134,9 @@ def workspace_bytes(op: str, q: Array, k_cache: Array, v_cache: Array, max_seq_l
     q4, _ = with_tokens(q)
     B, T, Hq = q4.shape[:3]
     listed = max_seq_len if capacity is None else min(capacity, max_seq_len)
-    return module().attention_workspace(B, T, Hq, k_cache.shape[1], v_cache.shape[3], max_seq_len, listed, capacity is None)
+    return module().attention_workspace(
+        B, T, Hq, k_cache.shape[1], v_cache.shape[3], max_seq_len, listed, capacity is None
+    )
 
 
 def merge_states(
@@ -170,13 +174,21 @@ def merge_many(
     rows = outs.numel() // max(1, n * H * D) if isinstance(outs, torch.Tensor) else outs.size // max(1, n * H * D)
     if out is not None:
         results = (_flat_view("merge_many", out[0], 2), _flat_view("merge_many", out[1], 1))
-    merged, lse = call("slicing", "merge_many", (outs.reshape(n, rows, H, D), lses.reshape(n, rows, H)), results, None, backend)
+    merged, lse = call(
+        "slicing", "merge_many", (outs.reshape(n, rows, H, D), lses.reshape(n, rows, H)), results, None, backend
+    )
     return merged.reshape(outs.shape[1:]), lse.reshape(lses.shape[1:])
 
 
 def _flat_view(op: str, array: Array, kept: int) -> Array:
     """[rows, last dimensions] over the same memory."""
     try:
-        return array.view(-1, *array.shape[-kept:]) if isinstance(array, torch.Tensor) else array.reshape(-1, *array.shape[-kept:])
+        return (
+            array.view(-1, *array.shape[-kept:])
+            if isinstance(array, torch.Tensor)
+            else array.reshape(-1, *array.shape[-kept:])
+        )
     except RuntimeError as error:
-        raise ArgumentError.of(op, "out", "leading dimensions with gaps", "an output that can be viewed as rows") from error
+        raise ArgumentError.of(
+            op, "out", "leading dimensions with gaps", "an output that can be viewed as rows"
+        ) from error

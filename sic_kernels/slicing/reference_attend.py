@@ -10,7 +10,16 @@ from .reference_attention import sliced_attention
 from .reference_layout import Tensor, softmax_scale, visible, width
 from .reference_pages import score_pages
 from .reference_select import as_indices, budget_units, choose, default_capacity, forced_units, select
-from .reference_sketch import LOWEST, STEPS_PER_NAT, UNSEEN, head_scores, refine_tokens, score_tokens, weights
+from .reference_sketch import (
+    LOWEST,
+    STEPS_PER_NAT,
+    UNREAD_SHRINK,
+    UNSEEN,
+    head_scores,
+    refine_tokens,
+    score_tokens,
+    weights,
+)
 from .types import STATUS
 
 SLICED, DENSE_LAYER, DENSE_SHORT, DENSE_PREFILL, FALLBACK_MASS = range(len(STATUS))
@@ -84,9 +93,11 @@ def _unread(q, first, indices, counts, centre, seen, scale):
     read = read.scatter(-1, torch.where(listed, indices.long(), S), True)[..., :S]
     visible_heads = seen[..., None, :].expand_as(first)
     top = first.masked_fill(~visible_heads, -(1 << 40)).amax(-1, keepdim=True)
-    w = weights((top - first).clamp(min=0)).masked_fill(~visible_heads | read[..., None, :], 0).sum(-1)
-    logit = torch.einsum("bthgd,hd->bthg", q.double().unflatten(2, (Hkv, G)), centre.double()) * softmax_scale(scale, q.shape[-1])
-    unread = w.double().log() - 24 * math.log(2) + top[..., 0].double() / STEPS_PER_NAT + logit
+    w = weights((top - first).clamp(min=0), UNREAD_SHRINK).masked_fill(~visible_heads | read[..., None, :], 0).sum(-1)
+    logit = torch.einsum("bthgd,hd->bthg", q.double().unflatten(2, (Hkv, G)), centre.double()) * softmax_scale(
+        scale, q.shape[-1]
+    )
+    unread = w.double().log() - 24 * math.log(2) + UNREAD_SHRINK * top[..., 0].double() / STEPS_PER_NAT + logit
     return torch.where(w > 0, unread, -torch.inf).flatten(2)
 
 
@@ -100,7 +111,9 @@ def _unread_pages(q, summary, indices, counts, block_table, seen_tokens, page, s
     live = (seen_tokens[..., None] - starts).clamp(0, page)  # [B,T,M]
     used = starts < seen_tokens.amax(1, keepdim=True)  # the tail of a table row holds anything
     centre = summary[torch.where(used, table, 0), :, 0].double()  # [B,M,Hkv,D]
-    logit = torch.einsum("bthgd,bmhd->bthgm", q.double().unflatten(2, (Hkv, Hq // Hkv)), centre) * softmax_scale(scale, q.shape[-1])
+    logit = torch.einsum("bthgd,bmhd->bthgm", q.double().unflatten(2, (Hkv, Hq // Hkv)), centre) * softmax_scale(
+        scale, q.shape[-1]
+    )
     listed = torch.arange(indices.shape[-1], device=q.device) < counts[..., None]
     read = torch.zeros(B, T, Hkv, M + 1, dtype=torch.bool, device=q.device)
     read = read.scatter(-1, torch.where(listed, indices.long(), M), True)[..., :M]
@@ -122,7 +135,10 @@ def attend(
     dense, dense_lse = sliced_attention(q, k_cache, v_cache, block_table, seq_lens, None, None, 0, *extras)
     shape = q.shape[:3]
     if dense_layer or T > max_sliced_T:
-        nothing = torch.zeros(*q.shape[:2], Hkv, 0, dtype=torch.int32), torch.zeros(*q.shape[:2], Hkv, dtype=torch.int32)
+        nothing = (
+            torch.zeros(*q.shape[:2], Hkv, 0, dtype=torch.int32),
+            torch.zeros(*q.shape[:2], Hkv, dtype=torch.int32),
+        )
         status = torch.full(shape, DENSE_LAYER if dense_layer else DENSE_PREFILL, dtype=torch.uint8)
         return dense, dense_lse, *nothing, torch.zeros(shape), status
     S = width(block_table, page, max_seq_len)

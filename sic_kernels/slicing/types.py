@@ -121,7 +121,7 @@ class SlicePolicy:
 
     unit: Unit = "token"
     ratio: float | None = None
-    candidates: float = 0.25
+    candidates: float = 0.35
     top_p: float | None = None
     sink: int = 16
     recent: int = 32

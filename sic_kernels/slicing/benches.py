@@ -1,0 +1,413 @@
+"""What the slicing benchmarks run: inputs too many for any cache, peers in torch, checks before timing, bytes, targets.
+
+`Inputs(shape)` makes the inputs of a `BenchShape` of `cases.py`; `build(name, inputs)` one `Bench`; `row` turns its times
+into a line of the published table. bench/ runs all of them on pytest-benchmark, `python -m sic_kernels bench` either that
+or, without a checkout, a few of them by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..runtime import native
+from ..runtime.measure import DISTURBED, Interleaved, Reader, Times, last_level_cache
+from ..testing import TOLERANCE, assert_close, assert_same_bits, generator, randn
+from .attend import attend
+from .attention import gather, sliced_attention
+from .cases import BenchShape
+from .index import calibrate, key_sketch
+from .scoring import score_tokens, select
+from .types import Selection, SlicePolicy
+
+Tensor = torch.Tensor
+
+ROTATION_BYTES = 3 << 30  # memory that the rotated sets of one shape may take, torch's own copies included
+
+
+class Inputs:
+    """Several sets of inputs for decoding one token, as runners hold them: pages of one pool, shuffled, and a block table each.
+
+    The sets share the pool; set i is `table(i)`. `rows` are the same keys and values in order, `[B,Hkv,S,D]`, for peers that
+    cannot read pages; huge shapes have those of set 0 only.
+    """
+
+    def __init__(self, shape: BenchShape, sets: int | None = None, seed: int = 0) -> None:
+        self.shape, gen = shape, generator(seed)
+        self.sets = self._sets() if sets is None else sets
+        self.M = -(-shape.length // shape.page)
+        pages = self.sets * shape.B * self.M
+        order = torch.randperm(pages, generator=gen).to(torch.int32)
+        self.tables = order.view(self.sets, shape.B, self.M)
+        self.seq_lens = torch.full((shape.B,), shape.length, dtype=torch.int32)
+        noise = randn(gen, (1 << 22) + 4099, dtype=shape.dtype)
+        self.k_cache, self.v_cache = (self._pool(pages, noise, first) for first in (0, 4099))
+        self.q = [
+            randn(gen, shape.B, 1, shape.heads * shape.group, shape.D, dtype=shape.dtype) for _ in range(self.sets)
+        ]
+        params = calibrate(self.k_cache[: min(pages, 64)].transpose(1, 2).reshape(-1, shape.heads, shape.D))
+        lens = self.seq_lens.repeat(self.sets)
+        self.sketch = key_sketch(self.k_cache, self.tables.view(-1, self.M), lens, params)
+        copies = self.sets if self.sets * shape.kv_bytes * 2 <= ROTATION_BYTES else 1
+        self.rows = [self._rows(i) for i in range(copies)]
+
+    def _sets(self) -> int:
+        """So many that twice the last-level cache is read before the least op comes back to a set, as far as memory goes."""
+        least = self.shape.attend_bytes(0.06, 0.25)
+        return max(2, min(-(-2 * last_level_cache() // least), ROTATION_BYTES // (2 * self.shape.kv_bytes)))
+
+    def _pool(self, pages: int, noise: Tensor, first: int) -> Tensor:
+        """Normal values, repeated with a shift: drawing gigabytes of them would take longer than the benchmarks."""
+        s = self.shape
+        pool = torch.empty(pages, s.heads, s.page, s.D, dtype=s.dtype)
+        for n, part in enumerate(pool.view(-1).split(1 << 22)):
+            shift = (first + 17 * n) % 4099
+            part.copy_(noise[shift : shift + part.numel()])
+        return pool
+
+    def _rows(self, i: int) -> tuple[Tensor, Tensor]:
+        pages = self.tables[i].long()
+        return tuple(c[pages].transpose(1, 2).flatten(2, 3)[:, :, : self.shape.length].contiguous()
+                     for c in (self.k_cache, self.v_cache))  # type: ignore[return-value]  # fmt: skip
+
+    def cache(self, i: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """k_cache, v_cache, block_table, seq_lens of set i."""
+        return self.k_cache, self.v_cache, self.tables[i], self.seq_lens
+
+    def in_order(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.rows[i % len(self.rows)]
+
+    def random(self, ratio: float) -> list[Selection]:
+        """For each set, floor(ratio * length) tokens chosen by normal scores: where they lie is the worst for a cache."""
+        s = self.shape
+        scores = (randn(generator(1), s.B, 1, s.heads, s.length) * 256).to(torch.int16)
+        return [select(scores.roll(977 * i, -1), self.seq_lens, ratio=ratio) for i in range(self.sets)]
+
+
+# --- peers in torch -----------------------------------------------------------------------------------------------------
+
+
+def as_rows(q: Tensor, heads: int) -> Tensor:
+    """The query heads of a group as query rows: [B,1,Hq,D] -> [B,Hkv,G,D]."""
+    return q[:, 0].unflatten(1, (heads, -1))
+
+
+class Peers:
+    """Torch's ways to the same results on set i. Caches in order, which is what serves torch best."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs, self.heads = inputs, inputs.shape.heads
+
+    def p1(self, i: int) -> Tensor:
+        """Scaled dot product attention with enable_gqa."""
+        k, v = self.inputs.in_order(i)
+        return F.scaled_dot_product_attention(self.inputs.q[i].transpose(1, 2), k, v, enable_gqa=True)
+
+    def p2(self, i: int) -> Tensor:
+        """The same with the G heads of a group as query rows."""
+        return F.scaled_dot_product_attention(as_rows(self.inputs.q[i], self.heads), *self.inputs.in_order(i))
+
+    def gather(self, i: int, index: Tensor) -> tuple[Tensor, Tensor]:
+        """torch.gather of K and V at index i64[B,Hkv,K]."""
+        k, v = self.inputs.in_order(i)
+        where = index[..., None].expand(*index.shape, k.shape[-1])
+        return torch.gather(k, 2, where), torch.gather(v, 2, where)
+
+    def gather_p2(self, i: int, index: Tensor) -> Tensor:
+        """Attention over what torch.gather copied."""
+        return F.scaled_dot_product_attention(as_rows(self.inputs.q[i], self.heads), *self.gather(i, index))
+
+
+def index_of(selection: Selection) -> Tensor:
+    """i64[B,Hkv,K] of a selection whose rows are all full."""
+    return selection.indices[:, 0].long()
+
+
+# --- one benchmark ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What an op must reach at the main shape. kind: "speedup" over a peer, "read" (share of the bandwidth), "ns" (per unit)."""
+
+    kind: str
+    bound: float
+    peer: str = ""
+
+    def measure(self, row: dict[str, Any]) -> float | None:
+        """The value to hold against the bound; None where it was not measured."""
+        if self.kind == "speedup":
+            return row["speedup"].get(self.peer)
+        return row["read_share"] if self.kind == "read" else row["ns"]
+
+    def reached(self, value: float) -> bool:
+        return value <= self.bound if self.kind == "ns" else value >= self.bound
+
+    def words(self, value: float | None = None) -> str:
+        """The target, or a value written as the target is."""
+        sign, x = ("<= " if self.kind == "ns" else ">= ", self.bound) if value is None else ("", value)
+        if self.kind == "speedup":
+            return f"{sign}{x:.1f}x {self.peer}"
+        return f"{sign}{x:.0%} of read" if self.kind == "read" else f"{sign}{x:.2f} ns"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """function, peers: take the number of a set.  nbytes: what the op must touch at least, once.
+    unit: what `count` counts, for nanoseconds each; threads working on it are added up where `per_thread`."""
+
+    name: str
+    shape: BenchShape
+    function: Callable[[int], Any]
+    peers: dict[str, Callable[[int], Any]]
+    verify: Callable[[], None]
+    nbytes: int
+    unit: str = ""
+    count: int = 0
+    per_thread: bool = False
+    targets: tuple[Target, ...] = ()
+
+    def turns(self, reader: Reader, sets: int) -> Interleaved:
+        """The peers in turn, the plain read last: it leaves nothing of theirs in the cache."""
+        return Interleaved({**self.peers, "read": reader}, sets)
+
+
+SPEED = {  # the targets of the main shape
+    "attend 12 %": (Target("speedup", 13, "P1"), Target("speedup", 7, "P2")),
+    "attend 6 %": (Target("speedup", 18, "P1"), Target("speedup", 10, "P2")),
+    "dense": (Target("speedup", 3, "P1"), Target("speedup", 1.8, "P2")),
+    "sliced 12 %": (Target("read", 0.8),),
+    "score_tokens": (Target("ns", 0.5),),
+    "select": (Target("ns", 1.0),),
+    "gather": (Target("speedup", 5, "torch.gather"),),
+}
+MAIN = BenchShape(32768)
+
+
+def _close(got: Tensor, want: Tensor, what: str) -> None:
+    limit = TOLERANCE[got.dtype]
+    assert_close(got, want, atol=limit.atol, rtol=limit.rtol, what=what)
+
+
+def _small(shape: BenchShape) -> Inputs:
+    """The same op on inputs small enough for the float64 definition; the length is no multiple of the page."""
+    return Inputs(dataclasses.replace(shape, length=333, B=min(shape.B, 2)), sets=2)
+
+
+def _attend(inputs: Inputs, ratio: float) -> Bench:
+    s, peers = inputs.shape, Peers(inputs)
+    policy = SlicePolicy(ratio=ratio)
+    out = tuple(attend(inputs.q[0], *_with_sketch(inputs, 0), policy=policy))
+    out = (*out[:2], out[2].indices, out[2].counts, *out[3:])
+    chosen = [
+        index_of(attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy).selection) for i in range(inputs.sets)
+    ]
+
+    def verify() -> None:
+        small = _small(s)
+        got, want = (attend(small.q[1], *_with_sketch(small, 1), policy=policy, backend=b) for b in ("cpu", "ref"))
+        _close(got.out, want.out, "attend: out")
+        for a, b, what in zip(got.selection[:2], want.selection[:2], ("indices", "counts")):
+            assert_same_bits(a, b, f"attend: {what}")
+        full = attend(inputs.q[0], *_with_sketch(inputs, 0), policy=policy)
+        _close(as_rows(full.out, s.heads), peers.gather_p2(0, index_of(full.selection)), "attend: out at full length")
+
+    return Bench(
+        f"attend {ratio:.0%}".replace("%", " %"), s,
+        lambda i: attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy, out=out),
+        {"P1": peers.p1, "P2": peers.p2, "gather+SDPA": lambda i: peers.gather_p2(i, chosen[i])},
+        verify, s.attend_bytes(ratio, policy.candidates),
+    )  # fmt: skip
+
+
+def _with_sketch(inputs: Inputs, i: int) -> tuple:
+    k_cache, v_cache, table, lens = inputs.cache(i)
+    return k_cache, v_cache, inputs.sketch, table, lens
+
+
+def _sliced(inputs: Inputs, ratio: float | None) -> Bench:
+    s, peers = inputs.shape, Peers(inputs)
+    chosen: list[Selection | None] = [None] * inputs.sets if ratio is None else list(inputs.random(ratio))
+    out = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])
+
+    def verify() -> None:
+        small = _small(s)
+        some = None if ratio is None else small.random(ratio)[1]
+        got, want = (sliced_attention(small.q[1], *small.cache(1), some, backend=b) for b in ("cpu", "ref"))
+        _close(got[0], want[0], "sliced_attention: out")
+        full = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])[0]
+        peer = peers.p2(0) if chosen[0] is None else peers.gather_p2(0, index_of(chosen[0]))
+        _close(as_rows(full, s.heads), peer, "sliced_attention: out at full length")
+
+    def sliced_peer(i: int) -> Tensor:
+        return peers.gather_p2(i, index_of(chosen[i]))  # type: ignore[arg-type]
+
+    torch_way = {"P1": peers.p1, "P2": peers.p2} if ratio is None else {"gather+SDPA": sliced_peer}
+    rows = s.rows if chosen[0] is None else int(chosen[0].counts.sum())
+    return Bench(
+        "dense" if ratio is None else f"sliced {ratio:.0%}".replace("%", " %"), s,
+        lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), chosen[i], out=out), torch_way,
+        verify, rows * s.kv_bytes // s.rows, "ns per row", rows,
+    )  # fmt: skip
+
+
+def _score(inputs: Inputs) -> Bench:
+    s = inputs.shape
+    out = score_tokens(inputs.q[0], inputs.sketch, inputs.tables[0], inputs.seq_lens)
+
+    def verify() -> None:
+        small = _small(s)
+        args = (small.q[1], small.sketch, small.tables[1], small.seq_lens)
+        assert_same_bits(*(score_tokens(*args, backend=b) for b in ("cpu", "ref")), "score_tokens")
+
+    return Bench(
+        "score_tokens", s,
+        lambda i: score_tokens(inputs.q[i], inputs.sketch, inputs.tables[i], inputs.seq_lens, out=out), {},
+        verify, s.sketch_bytes(1), "ns per token, query head and thread", s.rows * s.group, per_thread=True,
+    )  # fmt: skip
+
+
+def _select(inputs: Inputs) -> Bench:
+    s = inputs.shape
+    scores = [score_tokens(inputs.q[i], inputs.sketch, inputs.tables[i], inputs.seq_lens) for i in range(inputs.sets)]
+    policy = SlicePolicy(ratio=0.12)
+    chosen = select(scores[0], inputs.seq_lens, ratio=policy.ratio)
+    budget = chosen.indices.shape[-1]
+
+    def verify() -> None:
+        wanted = select(scores[0], inputs.seq_lens, ratio=policy.ratio, backend="ref")
+        assert_same_bits(chosen.indices, wanted.indices, "select: indices")
+        assert_same_bits(chosen.counts, wanted.counts, "select: counts")
+
+    verify()
+    out = (chosen.indices, chosen.counts)
+    return Bench(
+        "select", s, lambda i: select(scores[i], inputs.seq_lens, ratio=policy.ratio, out=out),
+        {"torch.topk": lambda i: torch.topk(scores[i], budget, sorted=False)},
+        verify, scores[0].nbytes + chosen.indices.nbytes, "ns per score", scores[0].numel(),
+    )  # fmt: skip
+
+
+def _gather(inputs: Inputs) -> Bench:
+    s, peers, chosen = inputs.shape, Peers(inputs), inputs.random(0.12)
+    out = gather(*inputs.cache(0), chosen[0])
+
+    def verify() -> None:
+        got = gather(*inputs.cache(0), chosen[0])
+        for a, b, what in zip(got, peers.gather(0, index_of(chosen[0])), "kv"):
+            assert_same_bits(a, b.reshape(a.shape), f"gather: {what}")
+
+    return Bench(
+        "gather", s, lambda i: gather(*inputs.cache(i), chosen[i], out=out),
+        {"torch.gather": lambda i: peers.gather(i, index_of(chosen[i]))},
+        verify, 2 * (out[0].nbytes + out[1].nbytes), "ns per row", out[0].shape[0],
+    )  # fmt: skip
+
+
+_BUILDERS: dict[str, Callable[[Inputs], Bench]] = {
+    "attend 12 %": lambda inputs: _attend(inputs, 0.12),
+    "attend 6 %": lambda inputs: _attend(inputs, 0.06),
+    "dense": lambda inputs: _sliced(inputs, None),
+    "sliced 12 %": lambda inputs: _sliced(inputs, 0.12),
+    "score_tokens": _score,
+    "select": _select,
+    "gather": _gather,
+}
+NAMES = tuple(_BUILDERS)
+
+
+def build(name: str, inputs: Inputs) -> Bench:
+    """The benchmark of that name (`NAMES`) on some inputs, with its targets where the shape is the main one."""
+    bench = _BUILDERS[name](inputs)
+    return dataclasses.replace(bench, targets=SPEED[name] if inputs.shape == MAIN else ())
+
+
+def at_ratio(op: str, ratio: float, inputs: Inputs) -> Bench:
+    """`op` ("attend" or "sliced") at any share of the tokens, without peers: how cost grows with what is read."""
+    bench = _attend(inputs, ratio) if op == "attend" else _sliced(inputs, ratio)
+    return dataclasses.replace(
+        bench, peers={}, unit="ns per row", count=int(ratio * inputs.shape.length) * inputs.shape.B * inputs.shape.heads
+    )
+
+
+# --- results ------------------------------------------------------------------------------------------------------------
+
+
+def row(bench: Bench, times: Times, peers: dict[str, Times], reader: Reader, copy_rate: float) -> dict[str, Any]:
+    """One line of the table, JSON-ready. Rates are GB/s; shares are of the bandwidth in the same turns, and of a copy."""
+    rate, read_rate = bench.nbytes / times.median / 1e9, reader.rate(peers["read"].median)
+    threads = native.module().num_threads() if bench.per_thread else 1
+    line: dict[str, Any] = {
+        "name": bench.name,
+        "shape": bench.shape.name,
+        "length": bench.shape.length,
+        "B": bench.shape.B,
+        "seconds": times.as_dict(),
+        "peers": {name: t.as_dict() for name, t in peers.items() if name != "read"},
+        "speedup": {name: t.median / times.median for name, t in peers.items() if name != "read"},
+        "bytes": bench.nbytes,
+        "rate": rate,
+        "read_rate": read_rate,
+        "read_share": rate / read_rate,
+        "copy_share": rate / copy_rate,
+        "unit": bench.unit,
+        "ns": 1e9 * times.median * threads / bench.count if bench.count else None,
+        "disturbed": [name for name, t in {bench.name: times, **peers}.items() if t.spread > DISTURBED],
+    }
+    values = [(t, t.measure(line)) for t in bench.targets]
+    line["targets"] = [
+        {"target": t.words(), "measured": t.words(v), "reached": t.reached(v)} for t, v in values if v is not None
+    ]
+    return line
+
+
+COLUMNS = (
+    "what",
+    "shape",
+    "time",
+    "P99/P50",
+    "GB/s",
+    "of read",
+    "of copy",
+    "ns",
+    "faster than",
+    "target",
+    "measured",
+    "reached",
+)
+
+
+def cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """A line of `row` as text, one cell for each of COLUMNS; "~" marks a time that the machine's other work disturbed."""
+    seconds = line["seconds"]
+    shape = f"{line['length'] // 1024}K" + (f", B={line['B']}" if line["B"] > 1 else "")
+    faster = ", ".join(f"{x:.1f}x {name}" for name, x in line["speedup"].items())
+    targets = line["targets"]
+    return (
+        line["name"], shape, milliseconds(seconds["median"]) + ("~" if line["disturbed"] else ""),
+        f"{seconds['p99'] / seconds['median']:.2f}", f"{line['rate']:.1f}", f"{line['read_share']:.0%}",
+        f"{line['copy_share']:.0%}", "" if line["ns"] is None else f"{line['ns']:.2f}", faster,
+        "\n".join(t["target"] for t in targets), "\n".join(t["measured"] for t in targets),
+        "\n".join("yes" if t["reached"] else "no" for t in targets),
+    )  # fmt: skip
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.2f} us"
+
+
+def straight_line(points: list[tuple[int, float]]) -> tuple[float, float, float]:
+    """Least squares y = a + b * x over (x, y), weighted by 1 / y so that small ones count: a, b, largest |error| / y."""
+    w = [1 / y**2 for _, y in points]
+    total = sum(w)
+    mx = sum(u * x for u, (x, _) in zip(w, points)) / total
+    my = sum(u * y for u, (_, y) in zip(w, points)) / total
+    b = sum(u * (x - mx) * (y - my) for u, (x, y) in zip(w, points)) / sum(
+        u * (x - mx) ** 2 for u, (x, _) in zip(w, points)
+    )
+    a = my - b * mx
+    return a, b, max(abs(a + b * x - y) / y for x, y in points)
