@@ -90,33 +90,25 @@ def _print_tables(result: dict[str, Any]) -> None:
 
     console = wide_console()
     title = (
-        f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored; 95 % paired bootstrap"
+        f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored, 95 % paired bootstrap"
     )
     table = Table(title=title)
+    for name in ("text", "policy"):
+        table.add_column(name)
     for name in (
-        "text",
-        "policy",
         "read",
         "perplexity",
         "KL to dense",
         "KL / oracle",
         "agree",
-        "omitted: mean",
-        "covered",
+        "omitted true",
+        "estimate",
+        "error",
+        "in bound",
     ):
-        table.add_column(name, justify="left" if name in ("text", "policy") else "right")
+        table.add_column(name, justify="right")
     for row in result["rows"]:
-        table.add_row(
-            row["text"], row["policy"], _share(row.get("read_ratio")),
-            f"{row['perplexity']:.3f}" if row["policy"] == "dense" else
-            f"{row['perplexity_change']:+.2%} [{row['perplexity_low']:+.2%}, {row['perplexity_high']:+.2%}]",
-            "" if row["policy"] == "dense" else f"{row['kl']:.4f}",
-            "" if row.get("kl_ratio") is None else
-            f"{row['kl_ratio']:.2f} [{row['kl_ratio_low']:.2f}, {row['kl_ratio_high']:.2f}]",
-            "" if row["policy"] == "dense" else f"{row['agreement']:.3f}",
-            "" if row.get("omitted_mean") is None else f"{row['omitted_mean']:.4f}",
-            _share(row.get("omitted_coverage")),
-        )  # fmt: skip
+        table.add_row(row["text"], row["policy"], *_quality(row), *_omitted(row))
     console.print(table)
     if not result["needles"]:
         return
@@ -126,6 +118,23 @@ def _print_tables(result: dict[str, Any]) -> None:
     for row in result["needles"]:
         table.add_row(row["text"], row["policy"], f"{row['as_dense']} of {row['questions']}", f"{row['right']}")
     console.print(table)
+
+
+def _quality(row: dict[str, Any]) -> list[str]:
+    if row["policy"] == "dense":
+        return ["", f"{row['perplexity']:.3f}", "", "", ""]
+    perplexity = f"{row['perplexity_change']:+.2%} [{row['perplexity_low']:+.2%}, {row['perplexity_high']:+.2%}]"
+    ratio = ""
+    if "kl_ratio" in row:
+        ratio = f"{row['kl_ratio']:.2f} [{row['kl_ratio_low']:.2f}, {row['kl_ratio_high']:.2f}]"
+    return [_share(row.get("read_ratio")), perplexity, f"{row['kl']:.4f}", ratio, f"{row['agreement']:.3f}"]
+
+
+def _omitted(row: dict[str, Any]) -> list[str]:
+    if "omitted_true" not in row:
+        return ["", "", "", ""]
+    means = [f"{row[name]:.4f}" for name in ("omitted_true", "omitted_estimate", "omitted_error")]
+    return [*means, _share(row["omitted_coverage"])]
 
 
 def _share(value: float | None) -> str:
