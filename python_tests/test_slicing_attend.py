@@ -293,7 +293,7 @@ def assert_attend(got, want, dtype, exact_selection=True):
 
 
 @native_backend
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     lens=st.lists(st.integers(0, 260), min_size=1, max_size=3),
@@ -334,7 +334,7 @@ def test_fuzz_sketch(
 
 
 @native_backend
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**31),
     lens=st.lists(st.integers(0, 260), min_size=1, max_size=3),

@@ -311,7 +311,7 @@ def test_append_into_an_nhd_cache(backend):
 
 
 @native_backend
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**31),
     lens=st.lists(st.integers(0, 90), min_size=1, max_size=3),

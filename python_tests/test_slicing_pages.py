@@ -190,7 +190,7 @@ def test_later_queries_see_more_pages(backend):
 
 
 @native_backend
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**31),
     lens=st.lists(st.integers(0, 90), max_size=3),

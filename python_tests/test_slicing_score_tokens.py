@@ -260,7 +260,7 @@ def score_problems(draw):
 
 
 @native_backend
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(p=score_problems())
 def test_fuzz(p, backend):
     gen = generator(p["seed"])

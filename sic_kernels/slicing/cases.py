@@ -115,8 +115,10 @@ def decode_case(length: int, page: int, budget: int, D: int, dtype: torch.dtype,
         q = randn(gen, 1, 1, 4, D, dtype=dtype)
         size, keep = (1, budget) if unit == TOKEN else (page, max(1, budget // page))
         units = -(-length // size)
-        chosen = random_selection(gen, torch.tensor([[length]]), 2, units, keep, size)
-        return attention_inputs(q, cache, chosen, unit)
+        rows = [torch.randperm(units, generator=gen)[:keep].sort().values for _ in range(2)]
+        indices = torch.stack(rows).to(torch.int32)[None, None]
+        counts = torch.full((1, 1, 2), indices.shape[-1], dtype=torch.int32)
+        return attention_inputs(q, cache, (indices, counts), unit)
 
     return _case(
         "sliced_attention", build, tolerance=TOLERANCE[dtype], len=length, page=page, budget=budget, D=D, dt=dtype,
