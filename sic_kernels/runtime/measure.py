@@ -24,7 +24,9 @@ from .native import module
 READ_BYTES = (
     128 << 20
 )  # of the read that takes part in the turns: above four times the last-level cache of most machines
-DISTURBED = 0.2  # middle half of the times wider than this share of the median: something else was running
+# Something else was running if the middle half of the times is wider than this share of the median, ...
+DISTURBED = 0.2
+FAR = 1.5  # ... or the median is so many times the best.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Times:
         median = s[n // 2] if n % 2 else (s[n // 2 - 1] + s[n // 2]) / 2
         middle = s[(3 * n) // 4] - s[n // 4] if n >= 4 else s[-1] - s[0]
         return Times(median, s[0], s[min(n - 1, int(n * 0.99))], middle / median, n)
+
+    @property
+    def disturbed(self) -> bool:
+        return self.spread > DISTURBED or self.median > FAR * self.best
 
     def as_dict(self) -> dict[str, float]:
         return dataclasses.asdict(self)
@@ -102,32 +108,35 @@ def rounds_for(function: Callable[[int], Any], turns: Interleaved, seconds: floa
 # --- memory bandwidth ------------------------------------------------------------------------------------------------
 
 
-class Reader:
-    """Reads READ_BYTES of memory as fast as torch can: the faster of a sum and a dot product."""
+class Memory:
+    """Reads memory as fast as torch can (the faster of a sum and a dot product), or copies half of what it reads."""
 
     def __init__(self, nbytes: int = READ_BYTES) -> None:
         self.data = torch.ones(nbytes // 4)
         halves = self.data.view(2, -1)
-        ways = (lambda: torch.dot(halves[0], halves[1]), self.data.sum)
+        self._target = torch.empty_like(halves[0])
+        self._source = halves[0]
+        ways: list[Callable[[], Any]] = [lambda: torch.dot(halves[0], halves[1]), lambda: self.data.sum()]
         self._read = min(ways, key=lambda way: _median(way, 5))
 
-    def __call__(self, _set: int = 0) -> None:
+    def read(self, _set: int = 0) -> None:
         self._read()
 
+    def copy(self, _set: int = 0) -> None:
+        self._target.copy_(self._source)
+
     def rate(self, seconds: float) -> float:
-        """GB/s."""
+        """GB/s of a read or a copy, bytes read plus bytes written: the same number of bytes for both."""
         return self.data.nbytes / seconds / 1e9
 
 
 def bandwidth(nbytes: int = 2 * READ_BYTES, calls: int = 15) -> dict[str, float]:
     """GB/s of this machine now: read and copy (bytes read plus bytes written) with torch's threads, and read with one."""
-    reader, threads = Reader(nbytes), torch.get_num_threads()
-    target = torch.empty_like(reader.data)
-    rates = {"read": reader.rate(_median(reader, calls))}
-    rates["copy"] = 2 * nbytes / _median(lambda: target.copy_(reader.data), calls) / 1e9
+    memory, threads = Memory(nbytes), torch.get_num_threads()
+    rates = {name: memory.rate(_median(way, calls)) for name, way in (("read", memory.read), ("copy", memory.copy))}
     try:
         torch.set_num_threads(1)
-        rates["read_1_thread"] = reader.rate(_median(reader, max(3, calls // 2)))
+        rates["read_1_thread"] = memory.rate(_median(memory.read, max(3, calls // 2)))
     finally:
         torch.set_num_threads(threads)
     return rates

@@ -1,28 +1,26 @@
 """What the slicing benchmarks run: inputs too many for any cache, peers in torch, checks before timing, bytes, targets.
 
-`Inputs(shape)` makes the inputs of a `BenchShape` of `cases.py`; `build(name, inputs)` one `Bench`; `row` turns its times
-into a line of the published table. bench/ runs all of them on pytest-benchmark, `python -m sic_kernels bench` either that
-or, without a checkout, a few of them by itself.
+`Inputs(shape)` makes the inputs of a `BenchShape` of `cases.py`; `build(name, inputs)` one `Bench` on them.
+bench/ runs all of them on pytest-benchmark, `python -m sic_kernels bench` either that or, without a checkout, one length.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ..runtime import native
-from ..runtime.measure import DISTURBED, Interleaved, Reader, Times, last_level_cache
+from ..runtime.bench_report import Bench, Target
+from ..runtime.measure import last_level_cache
 from ..testing import TOLERANCE, assert_close, assert_same_bits, generator, randn
 from .attend import attend
 from .attention import gather, sliced_attention
 from .cases import BenchShape
 from .index import calibrate, key_sketch
 from .scoring import score_tokens, select
-from .types import Selection, SlicePolicy
+from .types import Selection, SlicePolicy, SliceResult
 
 Tensor = torch.Tensor
 
@@ -123,58 +121,11 @@ class Peers:
 
 
 def index_of(selection: Selection) -> Tensor:
-    """i64[B,Hkv,K] of a selection whose rows are all full."""
-    return selection.indices[:, 0].long()
+    """i64[B,Hkv,count] of a selection whose rows all list the same number of tokens."""
+    return selection.indices[:, 0, :, : int(selection.counts.min())].long()
 
 
-# --- one benchmark ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What an op must reach at the main shape. kind: "speedup" over a peer, "read" (share of the bandwidth), "ns" (per unit)."""
-
-    kind: str
-    bound: float
-    peer: str = ""
-
-    def measure(self, row: dict[str, Any]) -> float | None:
-        """The value to hold against the bound; None where it was not measured."""
-        if self.kind == "speedup":
-            return row["speedup"].get(self.peer)
-        return row["read_share"] if self.kind == "read" else row["ns"]
-
-    def reached(self, value: float) -> bool:
-        return value <= self.bound if self.kind == "ns" else value >= self.bound
-
-    def words(self, value: float | None = None) -> str:
-        """The target, or a value written as the target is."""
-        sign, x = ("<= " if self.kind == "ns" else ">= ", self.bound) if value is None else ("", value)
-        if self.kind == "speedup":
-            return f"{sign}{x:.1f}x {self.peer}"
-        return f"{sign}{x:.0%} of read" if self.kind == "read" else f"{sign}{x:.2f} ns"
-
-
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """function, peers: take the number of a set.  nbytes: what the op must touch at least, once.
-    unit: what `count` counts, for nanoseconds each; threads working on it are added up where `per_thread`."""
-
-    name: str
-    shape: BenchShape
-    function: Callable[[int], Any]
-    peers: dict[str, Callable[[int], Any]]
-    verify: Callable[[], None]
-    nbytes: int
-    unit: str = ""
-    count: int = 0
-    per_thread: bool = False
-    targets: tuple[Target, ...] = ()
-
-    def turns(self, reader: Reader, sets: int) -> Interleaved:
-        """The peers in turn, the plain read last: it leaves nothing of theirs in the cache."""
-        return Interleaved({**self.peers, "read": reader}, sets)
-
+# --- the benchmarks ------------------------------------------------------------------------------------------------------
 
 SPEED = {  # the targets of the main shape
     "attend 12 %": (Target("speedup", 13, "P1"), Target("speedup", 7, "P2")),
@@ -201,20 +152,18 @@ def _small(shape: BenchShape) -> Inputs:
 def _attend(inputs: Inputs, ratio: float) -> Bench:
     s, peers = inputs.shape, Peers(inputs)
     policy = SlicePolicy(ratio=ratio)
-    out = tuple(attend(inputs.q[0], *_with_sketch(inputs, 0), policy=policy))
-    out = (*out[:2], out[2].indices, out[2].counts, *out[3:])
-    chosen = [
-        index_of(attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy).selection) for i in range(inputs.sets)
-    ]
+    first = [attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy) for i in range(inputs.sets)]
+    out, chosen = outputs_of(first[0]), [index_of(r.selection) for r in first if r.selection is not None]
 
     def verify() -> None:
         small = _small(s)
         got, want = (attend(small.q[1], *_with_sketch(small, 1), policy=policy, backend=b) for b in ("cpu", "ref"))
         _close(got.out, want.out, "attend: out")
-        for a, b, what in zip(got.selection[:2], want.selection[:2], ("indices", "counts")):
+        for a, b, what in zip(outputs_of(got)[2:4], outputs_of(want)[2:4], ("indices", "counts")):
             assert_same_bits(a, b, f"attend: {what}")
         full = attend(inputs.q[0], *_with_sketch(inputs, 0), policy=policy)
-        _close(as_rows(full.out, s.heads), peers.gather_p2(0, index_of(full.selection)), "attend: out at full length")
+        _close(as_rows(full.out, s.heads), peers.gather_p2(0, chosen[0]), "attend: out at full length")
+        assert_same_bits(outputs_of(full)[2], outputs_of(first[0])[2], "attend: indices of a second run")
 
     return Bench(
         f"attend {ratio:.0%}".replace("%", " %"), s,
@@ -224,33 +173,51 @@ def _attend(inputs: Inputs, ratio: float) -> Bench:
     )  # fmt: skip
 
 
+def outputs_of(result: SliceResult) -> tuple[Tensor, ...]:
+    """The six arrays of a sliced call, as `out=` takes them."""
+    assert result.selection is not None
+    return result.out, result.lse, result.selection.indices, result.selection.counts, result.omitted_mass, result.status
+
+
 def _with_sketch(inputs: Inputs, i: int) -> tuple:
     k_cache, v_cache, table, lens = inputs.cache(i)
     return k_cache, v_cache, inputs.sketch, table, lens
 
 
-def _sliced(inputs: Inputs, ratio: float | None) -> Bench:
+def _dense(inputs: Inputs) -> Bench:
     s, peers = inputs.shape, Peers(inputs)
-    chosen: list[Selection | None] = [None] * inputs.sets if ratio is None else list(inputs.random(ratio))
+    out = sliced_attention(inputs.q[0], *inputs.cache(0))
+
+    def verify() -> None:
+        small = _small(s)
+        got, want = (sliced_attention(small.q[1], *small.cache(1), backend=b) for b in ("cpu", "ref"))
+        _close(got[0], want[0], "dense: out")
+        full = sliced_attention(inputs.q[0], *inputs.cache(0))[0]
+        _close(as_rows(full, s.heads), peers.p2(0), "dense: out at full length")
+
+    return Bench(
+        "dense", s, lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), out=out),
+        {"P1": peers.p1, "P2": peers.p2}, verify, s.kv_bytes, "ns per row", s.rows,
+    )  # fmt: skip
+
+
+def _sliced(inputs: Inputs, ratio: float) -> Bench:
+    s, peers, chosen = inputs.shape, Peers(inputs), inputs.random(ratio)
     out = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])
 
     def verify() -> None:
         small = _small(s)
-        some = None if ratio is None else small.random(ratio)[1]
+        some = small.random(ratio)[1]
         got, want = (sliced_attention(small.q[1], *small.cache(1), some, backend=b) for b in ("cpu", "ref"))
         _close(got[0], want[0], "sliced_attention: out")
         full = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])[0]
-        peer = peers.p2(0) if chosen[0] is None else peers.gather_p2(0, index_of(chosen[0]))
-        _close(as_rows(full, s.heads), peer, "sliced_attention: out at full length")
+        _close(as_rows(full, s.heads), peers.gather_p2(0, index_of(chosen[0])), "sliced_attention: out at full length")
 
-    def sliced_peer(i: int) -> Tensor:
-        return peers.gather_p2(i, index_of(chosen[i]))  # type: ignore[arg-type]
-
-    torch_way = {"P1": peers.p1, "P2": peers.p2} if ratio is None else {"gather+SDPA": sliced_peer}
-    rows = s.rows if chosen[0] is None else int(chosen[0].counts.sum())
+    rows = int(chosen[0].counts.sum())
     return Bench(
-        "dense" if ratio is None else f"sliced {ratio:.0%}".replace("%", " %"), s,
-        lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), chosen[i], out=out), torch_way,
+        f"sliced {ratio:.0%}".replace("%", " %"), s,
+        lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), chosen[i], out=out),
+        {"gather+SDPA": lambda i: peers.gather_p2(i, index_of(chosen[i]))},
         verify, rows * s.kv_bytes // s.rows, "ns per row", rows,
     )  # fmt: skip
 
@@ -262,7 +229,7 @@ def _score(inputs: Inputs) -> Bench:
     def verify() -> None:
         small = _small(s)
         args = (small.q[1], small.sketch, small.tables[1], small.seq_lens)
-        assert_same_bits(*(score_tokens(*args, backend=b) for b in ("cpu", "ref")), "score_tokens")
+        assert_same_bits(score_tokens(*args, backend="cpu"), score_tokens(*args, backend="ref"), "score_tokens")
 
     return Bench(
         "score_tokens", s,
@@ -311,7 +278,7 @@ def _gather(inputs: Inputs) -> Bench:
 _BUILDERS: dict[str, Callable[[Inputs], Bench]] = {
     "attend 12 %": lambda inputs: _attend(inputs, 0.12),
     "attend 6 %": lambda inputs: _attend(inputs, 0.06),
-    "dense": lambda inputs: _sliced(inputs, None),
+    "dense": _dense,
     "sliced 12 %": lambda inputs: _sliced(inputs, 0.12),
     "score_tokens": _score,
     "select": _select,
@@ -332,82 +299,3 @@ def at_ratio(op: str, ratio: float, inputs: Inputs) -> Bench:
     return dataclasses.replace(
         bench, peers={}, unit="ns per row", count=int(ratio * inputs.shape.length) * inputs.shape.B * inputs.shape.heads
     )
-
-
-# --- results ------------------------------------------------------------------------------------------------------------
-
-
-def row(bench: Bench, times: Times, peers: dict[str, Times], reader: Reader, copy_rate: float) -> dict[str, Any]:
-    """One line of the table, JSON-ready. Rates are GB/s; shares are of the bandwidth in the same turns, and of a copy."""
-    rate, read_rate = bench.nbytes / times.median / 1e9, reader.rate(peers["read"].median)
-    threads = native.module().num_threads() if bench.per_thread else 1
-    line: dict[str, Any] = {
-        "name": bench.name,
-        "shape": bench.shape.name,
-        "length": bench.shape.length,
-        "B": bench.shape.B,
-        "seconds": times.as_dict(),
-        "peers": {name: t.as_dict() for name, t in peers.items() if name != "read"},
-        "speedup": {name: t.median / times.median for name, t in peers.items() if name != "read"},
-        "bytes": bench.nbytes,
-        "rate": rate,
-        "read_rate": read_rate,
-        "read_share": rate / read_rate,
-        "copy_share": rate / copy_rate,
-        "unit": bench.unit,
-        "ns": 1e9 * times.median * threads / bench.count if bench.count else None,
-        "disturbed": [name for name, t in {bench.name: times, **peers}.items() if t.spread > DISTURBED],
-    }
-    values = [(t, t.measure(line)) for t in bench.targets]
-    line["targets"] = [
-        {"target": t.words(), "measured": t.words(v), "reached": t.reached(v)} for t, v in values if v is not None
-    ]
-    return line
-
-
-COLUMNS = (
-    "what",
-    "shape",
-    "time",
-    "P99/P50",
-    "GB/s",
-    "of read",
-    "of copy",
-    "ns",
-    "faster than",
-    "target",
-    "measured",
-    "reached",
-)
-
-
-def cells(line: dict[str, Any]) -> tuple[str, ...]:
-    """A line of `row` as text, one cell for each of COLUMNS; "~" marks a time that the machine's other work disturbed."""
-    seconds = line["seconds"]
-    shape = f"{line['length'] // 1024}K" + (f", B={line['B']}" if line["B"] > 1 else "")
-    faster = ", ".join(f"{x:.1f}x {name}" for name, x in line["speedup"].items())
-    targets = line["targets"]
-    return (
-        line["name"], shape, milliseconds(seconds["median"]) + ("~" if line["disturbed"] else ""),
-        f"{seconds['p99'] / seconds['median']:.2f}", f"{line['rate']:.1f}", f"{line['read_share']:.0%}",
-        f"{line['copy_share']:.0%}", "" if line["ns"] is None else f"{line['ns']:.2f}", faster,
-        "\n".join(t["target"] for t in targets), "\n".join(t["measured"] for t in targets),
-        "\n".join("yes" if t["reached"] else "no" for t in targets),
-    )  # fmt: skip
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.2f} us"
-
-
-def straight_line(points: list[tuple[int, float]]) -> tuple[float, float, float]:
-    """Least squares y = a + b * x over (x, y), weighted by 1 / y so that small ones count: a, b, largest |error| / y."""
-    w = [1 / y**2 for _, y in points]
-    total = sum(w)
-    mx = sum(u * x for u, (x, _) in zip(w, points)) / total
-    my = sum(u * y for u, (_, y) in zip(w, points)) / total
-    b = sum(u * (x - mx) * (y - my) for u, (x, y) in zip(w, points)) / sum(
-        u * (x - mx) ** 2 for u, (x, _) in zip(w, points)
-    )
-    a = my - b * mx
-    return a, b, max(abs(a + b * x - y) / y for x, y in points)

@@ -1,0 +1,129 @@
+"""The benchmarks work: every one verifies at a small size, and what they print follows from the times."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sic_kernels.runtime import bench_report, measure
+from sic_kernels.slicing import benches
+from sic_kernels.slicing.cases import BenchShape
+
+ROOT = Path(__file__).parents[1]
+SMALL = BenchShape(1000, B=2, heads=2, D=64)
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return benches.Inputs(SMALL, sets=3)
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return measure.Memory(1 << 20)
+
+
+@pytest.mark.parametrize("name", benches.NAMES)
+def test_every_bench_verifies_and_makes_a_row(name, inputs, memory):
+    bench = benches.build(name, inputs)
+    assert bench.name == name
+    bench.verify()
+    turns = bench.turns(memory, inputs.sets)
+    times = measure.time_in_turns(bench.function, turns, 3)
+    line = bench_report.row(bench, times, turns.times(skip=1), memory)
+    assert json.loads(json.dumps(line)) == line
+    assert line["bytes"] > 0
+    assert set(line["speedup"]) == set(bench.peers)
+    assert line["targets"] == []  # only the main shape has targets
+    assert len(bench_report.cells(line)) == len(bench_report.COLUMNS)
+
+
+@pytest.mark.parametrize("op", ["sliced", "attend"])
+def test_any_share(op, inputs):
+    bench = benches.at_ratio(op, 0.25, inputs)
+    bench.verify()
+    bench.function(1)
+    assert bench.peers == {}
+
+
+def test_a_wrong_result_is_not_timed(inputs, monkeypatch):
+    monkeypatch.setattr(
+        benches, "sliced_attention", lambda *a, **k: (torch.zeros(2, 1, 8, 64, dtype=torch.bfloat16), None)
+    )
+    with pytest.raises(AssertionError, match="dense: out"):
+        benches.build("dense", inputs).verify()
+
+
+def test_sets_are_disjoint_and_rows_are_the_pages_in_order(inputs):
+    assert inputs.tables.flatten().unique().numel() == inputs.tables.numel()
+    k, _ = inputs.in_order(1)
+    page, slot = int(inputs.tables[1, 1, 5]), 7
+    assert torch.equal(k[1, :, 5 * 16 + slot], inputs.k_cache[page, :, slot])
+
+
+def test_every_target_has_its_bench():
+    assert set(benches.SPEED) == set(benches.NAMES)
+
+
+def test_targets():
+    row = {"speedup": {"P1": 12.0}, "read_share": 0.85, "ns": 0.7}
+    faster, read, ns = (
+        bench_report.Target("speedup", 13, "P1"),
+        bench_report.Target("read", 0.8),
+        bench_report.Target("ns", 0.5),
+    )
+    assert [t.measure(row) for t in (faster, read, ns)] == [12.0, 0.85, 0.7]
+    assert [t.reached(t.measure(row)) for t in (faster, read, ns)] == [False, True, False]
+    assert [t.words() for t in (faster, read, ns)] == [">= 13.0x P1", ">= 80% of read", "<= 0.50 ns"]
+    assert bench_report.Target("speedup", 2, "P2").measure(row) is None
+
+
+def test_times():
+    times = measure.Times.of([4.0, 1.0, 2.0, 3.0])
+    assert (times.median, times.best, times.p99, times.calls) == (2.5, 1.0, 4.0, 4)
+    assert times.disturbed
+    assert not measure.Times.of([1.0, 1.01, 1.02, 1.03]).disturbed
+
+
+def test_turns_rotate():
+    seen = []
+    turns = measure.Interleaved({"a": lambda i: seen.append(("a", i)), "b": lambda i: seen.append(("b", i))}, sets=3)
+    measure.time_in_turns(lambda i: seen.append(("own", i)), turns, 2)
+    assert seen == [("a", 1), ("b", 2), ("own", 0), ("a", 2), ("b", 0), ("own", 1), ("a", 0), ("b", 1), ("own", 2)]
+    assert {name: t.calls for name, t in turns.times(skip=1).items()} == {"a": 2, "b": 2}
+
+
+def test_straight_line():
+    a, b, worst = bench_report.straight_line([(x, 3.0 + 2.0 * x) for x in (1, 2, 5, 100)])
+    assert (a, b) == pytest.approx((3.0, 2.0))
+    assert worst < 1e-9
+
+
+def test_machine_and_bandwidth():
+    facts = measure.machine()
+    assert json.dumps(facts)
+    assert facts["isa"] in ("plain", "avx2", "avx512", "neon")
+    assert measure.last_level_cache() >= 1 << 20
+    rates = measure.bandwidth(8 << 20, calls=3)
+    assert set(rates) == {"read", "copy", "read_1_thread"}
+    assert all(r > 0.05 for r in rates.values())
+
+
+def test_suite_of_one():
+    """The command runs bench/ in a checkout and prints one JSON object."""
+    command = [sys.executable, "-m", "sic_kernels", "bench", "--quick", "--json", "-k", "bench_call"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
+    report = json.loads(done.stdout)
+    assert {r["fact"].split(",")[-1].split()[0] for r in report["rows"]} == {"public", "native"}
+    assert report["machine"]["bandwidth"]["read"] > 0
+    assert "id" in report["commit"]
+
+
+def test_a_failing_suite_is_an_error():
+    command = [sys.executable, "-m", "sic_kernels", "bench", "--quick", "-k", "no_such_benchmark"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 1
+    assert "bench: pytest ended with status 5" in done.stderr

@@ -1,0 +1,225 @@
+"""Benchmarks as data: what one is, what it must reach, and the table that its times become.
+
+A family's `benches.py` makes `Bench`es; `row` turns the times of one into a line of JSON; `report_parts` and `text_table` turn
+lines into tables. bench/ and `python -m sic_kernels bench` share all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from . import native
+from .measure import DISTURBED, FAR, Interleaved, Memory, Times
+
+
+class Shape(Protocol):
+    """What a table says about a shape."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def B(self) -> int: ...
+
+
+# --- one benchmark ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What an op must reach at the main shape. kind: "speedup" over a peer, "read" (share of the bandwidth), "ns" (per unit)."""
+
+    kind: str
+    bound: float
+    peer: str = ""
+
+    def measure(self, row: dict[str, Any]) -> float | None:
+        """The value to hold against the bound; None where it was not measured."""
+        if self.kind == "speedup":
+            return row["speedup"].get(self.peer)
+        return row["read_share"] if self.kind == "read" else row["ns"]
+
+    def reached(self, value: float) -> bool:
+        return value <= self.bound if self.kind == "ns" else value >= self.bound
+
+    def words(self, value: float | None = None) -> str:
+        """The target, or a value written as the target is."""
+        sign, x = ("<= " if self.kind == "ns" else ">= ", self.bound) if value is None else ("", value)
+        if self.kind == "speedup":
+            return f"{sign}{x:.1f}x {self.peer}"
+        return f"{sign}{x:.0%} of read" if self.kind == "read" else f"{sign}{x:.2f} ns"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """function, peers: take the number of a set.  nbytes: what the op must touch at least, once.
+    unit: what `count` counts, for nanoseconds each; threads working on it are added up where `per_thread`."""
+
+    name: str
+    shape: Shape
+    function: Callable[[int], Any]
+    peers: dict[str, Callable[[int], Any]]
+    verify: Callable[[], None]
+    nbytes: int
+    unit: str = ""
+    count: int = 0
+    per_thread: bool = False
+    targets: tuple[Target, ...] = ()
+
+    def turns(self, memory: Memory, sets: int) -> Interleaved:
+        """The peers in turn, a copy and a read last: they leave nothing of theirs in the cache."""
+        return Interleaved({**self.peers, "copy": memory.copy, "read": memory.read}, sets)
+
+
+# --- results ------------------------------------------------------------------------------------------------------------
+
+
+def row(bench: Bench, times: Times, turns: dict[str, Times], memory: Memory) -> dict[str, Any]:
+    """One line of the table, JSON-ready. Rates are GB/s; shares are of the bandwidth in the same turns."""
+    rate = bench.nbytes / times.median / 1e9
+    read_rate, copy_rate = (memory.rate(turns[name].median) for name in ("read", "copy"))
+    peers = {name: turns[name] for name in bench.peers}
+    threads = native.module().num_threads() if bench.per_thread else 1
+    line: dict[str, Any] = {
+        "name": bench.name,
+        "shape": bench.shape.name,
+        "length": bench.shape.length,
+        "B": bench.shape.B,
+        "seconds": times.as_dict(),
+        "peers": {name: t.as_dict() for name, t in peers.items()},
+        "speedup": {name: t.median / times.median for name, t in peers.items()},
+        "bytes": bench.nbytes,
+        "rate": rate,
+        "read_rate": read_rate,
+        "copy_rate": copy_rate,
+        "read_share": rate / read_rate,
+        "copy_share": rate / copy_rate,
+        "unit": bench.unit,
+        "ns": 1e9 * times.median * threads / bench.count if bench.count else None,
+        "disturbed": [name for name, t in {bench.name: times, **turns}.items() if t.disturbed],
+    }
+    values = [(t, t.measure(line)) for t in bench.targets]
+    line["targets"] = [
+        {"target": t.words(), "measured": t.words(v), "reached": t.reached(v)} for t, v in values if v is not None
+    ]
+    return line
+
+
+COLUMNS = (
+    "what",
+    "shape",
+    "time",
+    "P99/P50",
+    "GB/s",
+    "of read",
+    "of copy",
+    "ns",
+    "faster than",
+    "target",
+    "measured",
+    "reached",
+)
+
+
+def cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """A line of `row` as text, one cell for each of COLUMNS; "~" marks a time that the machine's other work disturbed."""
+    seconds = line["seconds"]
+    shape = f"{line['length'] // 1024}K" + (f", B={line['B']}" if line["B"] > 1 else "")
+    faster = "\n".join(f"{x:.1f}x {name}" for name, x in line["speedup"].items())
+    targets = line["targets"]
+    return (
+        line["name"], shape, milliseconds(seconds["median"]) + ("~" if line["disturbed"] else ""),
+        f"{seconds['p99'] / seconds['median']:.2f}", f"{line['rate']:.1f}", f"{line['read_share']:.0%}",
+        f"{line['copy_share']:.0%}", "" if line["ns"] is None else f"{line['ns']:.2f}", faster,
+        "\n".join(t["target"] for t in targets), "\n".join(t["measured"] for t in targets),
+        "\n".join("yes" if t["reached"] else "no" for t in targets),
+    )  # fmt: skip
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.2f} us"
+
+
+def straight_line(points: list[tuple[int, float]]) -> tuple[float, float, float]:
+    """Least squares y = a + b * x over (x, y), weighted by 1 / y so that small ones count: a, b, largest |error| / y."""
+    w = [1 / y**2 for _, y in points]
+    total = sum(w)
+    mx = sum(u * x for u, (x, _) in zip(w, points)) / total
+    my = sum(u * y for u, (_, y) in zip(w, points)) / total
+    b = sum(u * (x - mx) * (y - my) for u, (x, y) in zip(w, points)) / sum(
+        u * (x - mx) ** 2 for u, (x, _) in zip(w, points)
+    )
+    a = my - b * mx
+    return a, b, max(abs(a + b * x - y) / y for x, y in points)
+
+
+Line = tuple[str, ...]
+Table = tuple[str, Line, list[Line]]  # title, header, lines
+
+
+def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[list[str], list[Table], list[str]]:
+    """A whole report: what the machine is, the tables (ops, cost over the share read, facts), notes."""
+    rates = (f"{name.replace('_', ' ')} {rate:.1f}" for name, rate in machine["bandwidth"].items())
+    heading = [
+        f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}, "
+        f"torch {machine['torch']}, sic_kernels {machine['sic_kernels']}",
+        "GB/s at the start: " + ", ".join(rates),
+    ]
+    tables: list[Table] = []
+    ops = [cells(r) for r in rows if "fact" not in r and "linear" not in r]
+    if ops:
+        tables.append(("operations", COLUMNS, ops))
+    notes = []
+    for op in ("sliced", "attend"):
+        points = [r for r in rows if r.get("linear") == op]
+        if len(points) >= 3:
+            tables.append(_linear_table(op, points))
+            a, b, worst = straight_line([(r["ratio"], r["seconds"]["median"]) for r in points])
+            notes.append(
+                f"{op}: time = {milliseconds(a)} + {milliseconds(b / 100)} per percent, largest error {worst:.0%}"
+            )
+    facts: list[Line] = [
+        (r["fact"], r["measured"], r["target"], {True: "yes", False: "no", None: ""}[r["reached"]])
+        for r in rows
+        if "fact" in r
+    ]
+    if facts:
+        tables.append(("overhead and steadiness", ("what", "measured", "target", "reached"), facts))
+    if any(r.get("disturbed") for r in rows):
+        notes.append(
+            f"~ disturbed: its times, or a peer's, spread by more than {DISTURBED:.0%} or have a median {FAR:g}x the best"
+        )
+    return heading, tables, notes
+
+
+def _linear_table(op: str, rows: list[dict[str, Any]]) -> Table:
+    lines: list[Line] = []
+    for r in rows:
+        time = milliseconds(r["seconds"]["median"]) + ("~" if r["disturbed"] else "")
+        lines.append((f"{r['ratio']:.0%}", time, f"{r['ns']:.1f}", f"{r['rate']:.1f}", f"{r['read_share']:.0%}"))
+    return f"{op}: cost over the share of the tokens read", ("read", "time", "ns per row", "GB/s", "of read"), lines
+
+
+def text_table(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+    """The report as plain text."""
+    heading, tables, notes = report_parts(rows, machine)
+    lines = heading
+    for title, header, table in tables:
+        lines += ["", title, *_aligned([header, *table])]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    """Columns of equal width; a cell of several lines takes several rows."""
+    tall = [[cell.split("\n") for cell in line] for line in table]
+    widths = [max(len(part) for line in tall for part in line[c]) for c in range(len(table[0]))]
+    lines = []
+    for line in tall:
+        for r in range(max(map(len, line))):
+            lines.append(
+                "  ".join((cell[r] if r < len(cell) else "").ljust(w) for cell, w in zip(line, widths)).rstrip()
+            )
+    return lines
