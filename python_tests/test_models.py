@@ -60,4 +60,6 @@ def test_needles_are_reproducible_and_spread():
     cases = models.needle_cases(4)
     assert cases == models.needle_cases(4)
     assert [case.place for case in cases] == [0.125, 0.375, 0.625, 0.875]
-    assert all(case.answer.strip() in case.fact for case in cases)
+    assert all(case.answer in case.fact and case.answer not in case.question for case in cases)
+    with pytest.raises(ArgumentError, match="needle_cases: count"):
+        models.needle_cases(13)

@@ -243,7 +243,7 @@ def evaluate_needles(
             answers.append(_answer(lm, cache, case.question))
             bar.advance(task)
         expected = expected or answers
-        right = sum(case.answer.strip() in answer for case, answer in zip(cases, answers))
+        right = sum(case.answer.lower() == answer for case, answer in zip(cases, answers))
         as_dense = sum(a == b for a, b in zip(answers, expected))
         rows.append({"text": name, "policy": plan.label, "questions": count, "as_dense": as_dense, "right": right})
     return rows
@@ -261,7 +261,7 @@ def _context_with_facts(lm: Any, raw: str, cases: list[Any], context: int, skip:
 
 
 def _answer(lm: Any, cache: EvalCache, question: str) -> str:
-    """Greedy answer; the cache is left as it was."""
+    """First word of the greedy answer, articles aside; the cache is left as it was."""
     ids, produced = lm.tokenizer(question, return_tensors="pt").input_ids, []
     fed = 0
     with torch.inference_mode():
@@ -271,4 +271,5 @@ def _answer(lm: Any, cache: EvalCache, question: str) -> str:
             ids = logits.argmax().view(1, 1)
             produced.append(int(ids))
     cache.crop(-fed)
-    return lm.tokenizer.decode(produced)
+    words = [word.strip(".,;:!?\"'").lower() for word in lm.tokenizer.decode(produced).split()]
+    return next((word for word in words if word not in ("a", "an", "the")), "")

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="share of the cache to read; may be given several times (default: 0.12 and 0.06)",
     )
-    parser.add_argument("--needles", type=int, default=12, help="needle questions per text (default: 12; 0: none)")
+    parser.add_argument("--needles", type=int, default=12, help="needle questions per text, 0 to 12 (default: 12)")
     parser.add_argument(
         "--fast", action="store_true", help="512 scored tokens, no needles: a smoke test, not a measurement"
     )

@@ -53,7 +53,7 @@ def _plays() -> dict[str, Path]:
 
 @dataclasses.dataclass(frozen=True)
 class NeedleCase:
-    """A fact put somewhere into a long text, and the question that asks for it."""
+    """A fact put somewhere into a long text, and the question that asks for it. The answer is one word."""
 
     fact: str
     question: str
@@ -61,20 +61,34 @@ class NeedleCase:
     place: float  # 0 start .. 1 end of the text
 
 
+# Facts of different kinds, so that one cannot be mistaken for another, and that no text or training data tells.
+_FACTS = (
+    ("the password of the library door", "emerald"),
+    ("the favourite fruit of Captain Miller", "mango"),
+    ("the name of the baker's cat", "Oliver"),
+    ("the colour of the new lighthouse", "purple"),
+    ("the city where the violin was found", "Lisbon"),
+    ("the animal painted on the blue wagon", "giraffe"),
+    ("the month of the great harvest party", "October"),
+    ("the metal inside the old clock", "copper"),
+    ("the language spoken by the night guard", "Danish"),
+    ("the instrument that Doctor Reed plays", "trumpet"),
+    ("the flower on the mayor's hat", "tulip"),
+    ("the planet drawn on the classroom wall", "Saturn"),
+)
+
+
 def needle_cases(count: int, seed: int = 0) -> list[NeedleCase]:
-    """`count` cases with their places spread evenly over the text; the same for the same seed."""
-    rng = random.Random(seed)
-    cities = ["Lisbon", "Oslo", "Cairo", "Lima", "Quito", "Riga", "Hanoi", "Turin", "Sofia", "Perth", "Kyoto", "Delhi"]
-    rng.shuffle(cities)
-    cases = []
-    for i in range(count):
-        city, number = cities[i % len(cities)], rng.randrange(1000, 9999)
-        cases.append(
-            NeedleCase(
-                fact=f"\n\nRemember this: the secret number of {city} is {number}.\n\n",
-                question=f"\n\nQuestion: What is the secret number of {city}?\nAnswer: The secret number of {city} is",
-                answer=f" {number}",
-                place=(i + 0.5) / count,
-            )
+    """`count` (at most 12) cases, their places spread evenly over the text; the same for the same seed."""
+    if not 0 <= count <= len(_FACTS):
+        raise ArgumentError.of("needle_cases", "count", count, f"0 to {len(_FACTS)}")
+    facts = random.Random(seed).sample(_FACTS, count)
+    return [
+        NeedleCase(
+            fact=f"\n\nRemember: {thing} is {answer}.\n\n",
+            question=f"\n\nQuestion: What is {thing}?\nAnswer: {thing[0].upper()}{thing[1:]} is",
+            answer=answer,
+            place=(i + 0.5) / count,
         )
-    return cases
+        for i, (thing, answer) in enumerate(facts)
+    ]
