@@ -1,0 +1,110 @@
+"""Write the tables of docs/ from what they describe.
+
+    python tools/docs_tables.py settings                 docs/configuration.md from sic_kernels/runtime/config.py
+    python tools/docs_tables.py metrics                  docs/metrics.md from the metrics registry
+    python tools/docs_tables.py speed bench.json         docs/slicing.md from `python -m sic_kernels bench --json`
+    python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
+
+A table stands between `<!-- NAME: begin ... -->` and `<!-- NAME: end -->`.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = {"settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md"}
+
+
+def table(header, lines):
+    """A Markdown table; newlines in a cell become breaks, bars are escaped."""
+    clean = [[str(cell).replace("|", r"\|").replace("\n", "<br>") for cell in line] for line in [header, *lines]]
+    rows = ["| " + " | ".join(line) + " |" for line in clean]
+    return "\n".join([rows[0], "|" + "---|" * len(header), *rows[1:]])
+
+
+def settings():
+    from sic_kernels.runtime.config import SETTINGS
+
+    lines = []
+    for s in SETTINGS:
+        default = {True: "1", False: "0"}[s.default] if isinstance(s.default, bool) else s.default
+        default = "auto" if s.name == "SIC_NUM_THREADS" else default
+        lines.append((f"`{s.name}`", f"`{default}`", s.expected, s.about, "yes" if s.affects_results else "no"))
+    return table(("variable", "default", "values", "what it sets", "part of the digest"), lines)
+
+
+def metrics():
+    from sic_kernels.runtime.metrics import REGISTRY
+
+    lines = [(f"`{m.name}`", m.about, m.numerator, m.denominator, m.kind + (f", by {m.label}" if m.label else ""))
+             for m in REGISTRY._sorted()]  # fmt: skip
+    return table(("metric", "what it says", "numerator", "denominator", "kind"), lines)
+
+
+def speed(report):
+    from sic_kernels.runtime.bench_report import report_parts
+
+    heading, tables, notes = report_parts(report["rows"], report["machine"])
+    parts = [". ".join(heading) + "."]
+    for title, header, lines in tables:
+        parts += ["", f"{title[0].upper()}{title[1:]}:", "", table(header, lines)]
+    return "\n".join([*parts, "", *(f"{note}\n" for note in notes)]).rstrip()
+
+
+def quality(result):
+    what = f"{result['model']}, context {result['context']}, of which the last {result['scored']} tokens are scored"
+    lines = [_quality_line(row) for row in result["rows"]]
+    header = ("text", "policy", "bytes read", "perplexity", "KL to dense", "KL / oracle's", "same token",
+              "mass not read: true", "estimated", "truth within the bound")  # fmt: skip
+    parts = [f"{what}, teacher-forced; intervals are 95 %, paired block bootstrap.", "", table(header, lines)]
+    if result["needles"]:
+        lines = [
+            (r["text"], r["policy"], f"{r['as_dense']} of {r['questions']}", r["right"]) for r in result["needles"]
+        ]
+        parts += [
+            "",
+            "Questions about facts hidden in the text:",
+            "",
+            table(("text", "policy", "as dense", "right"), lines),
+        ]
+    return "\n".join(parts)
+
+
+def _quality_line(row):
+    def span(name, form):
+        if row.get(name) is None:
+            return ""
+        low, high = (row[f"{name.removesuffix('_change')}_{end}"] for end in ("low", "high"))
+        return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"
+
+    def number(name, form):
+        return "" if row.get(name) is None else f"{row[name]:{form}}"
+
+    perplexity = span("perplexity_change", "+.2%") or f"{row['perplexity']:.3f}"
+    return (row["text"], row["policy"], number("read_ratio", ".1%"), perplexity, number("kl", ".4f"), span("kl_ratio", ".2f"),
+            number("agreement", ".1%"), number("omitted_true", ".3f"), number("omitted_estimate", ".3f"),
+            number("omitted_coverage", ".1%"))  # fmt: skip
+
+
+def replaced(text, name, content):
+    """`text` with the part between the marks of `name` replaced."""
+    pattern = re.compile(rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"no marks for {name}")
+    return pattern.sub(lambda m: f"{m[1]}{content}\n{m[2]}", text)
+
+
+def main(arguments):
+    name, *files = arguments
+    makers = {"settings": settings, "metrics": metrics, "speed": speed, "quality": quality}
+    page = DOCS / PAGES[name]
+    content = makers[name](*(json.loads(Path(f).read_text()) for f in files))
+    page.write_text(replaced(page.read_text(), name, content))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in PAGES:
+        raise SystemExit(__doc__)
+    main(sys.argv[1:])
