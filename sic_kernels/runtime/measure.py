@@ -95,7 +95,9 @@ def time_in_turns(
     return Times.of(seconds[1:])
 
 
-def rounds_for(function: Callable[[int], Any], turns: Interleaved, seconds: float, low: int = 7, high: int = 60) -> int:
+def rounds_for(
+    function: Callable[[int], Any], turns: Interleaved, seconds: float, low: int = 7, high: int = 100
+) -> int:
     """How many turns fit into `seconds`; runs two of them, which also warms everything up."""
     begin = time.perf_counter()
     for _ in range(2):

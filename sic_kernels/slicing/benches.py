@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from ..testing import TOLERANCE, assert_close, assert_same_bits, generator, rand
 from .attend import attend
 from .attention import gather, sliced_attention
 from .cases import BenchShape
-from .index import calibrate, key_sketch
+from .index import calibrate, key_sketch, page_summary
 from .scoring import score_tokens, select
 from .types import Selection, SlicePolicy, SliceResult
 
@@ -173,6 +174,30 @@ def _attend(inputs: Inputs, ratio: float) -> Bench:
     )  # fmt: skip
 
 
+def _attend_pages(inputs: Inputs, ratio: float = 0.12) -> Bench:
+    s, policy = inputs.shape, SlicePolicy(ratio=ratio, unit="page")
+
+    def summary_of(x: Inputs) -> Tensor:
+        return page_summary(x.k_cache, x.tables.view(-1, x.M), x.seq_lens.repeat(x.sets))
+
+    def run(x: Inputs, i: int, index: Tensor, **options: Any) -> SliceResult:
+        k_cache, v_cache, table, lens = x.cache(i)
+        return attend(x.q[i], k_cache, v_cache, index, table, lens, policy=policy, **options)
+
+    summary = summary_of(inputs)
+    out = outputs_of(run(inputs, 0, summary))
+
+    def verify() -> None:
+        small = _small(s)
+        got, want = (run(small, 1, summary_of(small), backend=b) for b in ("cpu", "ref"))
+        _close(got.out, want.out, "attend pages: out")
+        assert_same_bits(outputs_of(got)[2], outputs_of(want)[2], "attend pages: indices")
+
+    pages = int(out[3].sum())
+    moved = s.B * inputs.M * s.heads * 2 * s.D * summary.element_size() + pages * s.page * s.kv_bytes // s.rows
+    return Bench("attend pages 12 %", s, lambda i: run(inputs, i, summary, out=out), {}, verify, moved)
+
+
 def outputs_of(result: SliceResult) -> tuple[Tensor, ...]:
     """The six arrays of a sliced call, as `out=` takes them."""
     assert result.selection is not None
@@ -238,6 +263,24 @@ def _score(inputs: Inputs) -> Bench:
     )  # fmt: skip
 
 
+def _key_sketch(inputs: Inputs) -> Bench:
+    """A full rebuild; a decode step appends one token a sequence instead."""
+    s, sketch = inputs.shape, inputs.sketch
+
+    def verify() -> None:
+        small = _small(s)
+        args = (small.k_cache, small.tables[1], small.seq_lens, sketch.params)
+        got, want = (key_sketch(*args, backend=b) for b in ("cpu", "ref"))
+        assert_same_bits(got.bits, want.bits, "key_sketch: bits")
+        assert_same_bits(got.norm, want.norm, "key_sketch: norm")
+
+    return Bench(
+        "key_sketch", s,
+        lambda i: key_sketch(inputs.k_cache, inputs.tables[i], inputs.seq_lens, sketch.params, out=sketch), {},
+        verify, s.kv_bytes // 2 + s.sketch_bytes(2), "ns per row", s.rows,
+    )  # fmt: skip
+
+
 def _select(inputs: Inputs) -> Bench:
     s = inputs.shape
     scores = [score_tokens(inputs.q[i], inputs.sketch, inputs.tables[i], inputs.seq_lens) for i in range(inputs.sets)]
@@ -278,11 +321,13 @@ def _gather(inputs: Inputs) -> Bench:
 _BUILDERS: dict[str, Callable[[Inputs], Bench]] = {
     "attend 12 %": lambda inputs: _attend(inputs, 0.12),
     "attend 6 %": lambda inputs: _attend(inputs, 0.06),
+    "attend pages 12 %": _attend_pages,
     "dense": _dense,
     "sliced 12 %": lambda inputs: _sliced(inputs, 0.12),
     "score_tokens": _score,
     "select": _select,
     "gather": _gather,
+    "key_sketch": _key_sketch,
 }
 NAMES = tuple(_BUILDERS)
 
@@ -290,7 +335,7 @@ NAMES = tuple(_BUILDERS)
 def build(name: str, inputs: Inputs) -> Bench:
     """The benchmark of that name (`NAMES`) on some inputs, with its targets where the shape is the main one."""
     bench = _BUILDERS[name](inputs)
-    return dataclasses.replace(bench, targets=SPEED[name] if inputs.shape == MAIN else ())
+    return dataclasses.replace(bench, targets=SPEED.get(name, ()) if inputs.shape == MAIN else ())
 
 
 def at_ratio(op: str, ratio: float, inputs: Inputs) -> Bench:
