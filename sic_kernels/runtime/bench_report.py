@@ -188,9 +188,9 @@ def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[l
     ]
     if facts:
         tables.append(("overhead and steadiness", ("what", "measured", "target", "reached"), facts))
-    rates = [r["read_rate"] for r in rows if "read_rate" in r]
-    if rates:
-        notes.append(f"a plain read ran at {min(rates):.0f} to {max(rates):.0f} GB/s in the turns of this table")
+    reads = [r["read_rate"] for r in rows if "read_rate" in r]
+    if reads:
+        notes.append(f"a plain read ran at {min(reads):.0f} to {max(reads):.0f} GB/s in the turns of this table")
     if any(r.get("disturbed") for r in rows):
         notes.append(
             f"~ disturbed: its times, or a peer's, spread by more than {DISTURBED:.0%} or have a median {FAR:g}x the best"
