@@ -77,7 +77,9 @@ def test_targets():
     )
     assert [t.measure(row) for t in (faster, read, ns)] == [12.0, 0.85, 0.7]
     assert [t.reached(t.measure(row)) for t in (faster, read, ns)] == [False, True, False]
-    assert [t.words() for t in (faster, read, ns)] == [">= 13.0x P1", ">= 80% of read", "<= 0.50 ns"]
+    assert [t.words() for t in (faster, read, ns)] == [">= 13x P1", ">= 80% of read", "<= 0.5 ns"]
+    assert [t.words(t.measure(row)) for t in (faster, read, ns)] == ["12.0x P1", "85% of read", "0.70 ns"]
+    assert bench_report.Target("speedup", 1.8, "P2").words(1.78) == "1.78x P2"
     assert bench_report.Target("speedup", 2, "P2").measure(row) is None
 
 

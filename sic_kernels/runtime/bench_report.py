@@ -47,10 +47,13 @@ class Target:
 
     def words(self, value: float | None = None) -> str:
         """The target, or a value written as the target is."""
-        sign, x = ("<= " if self.kind == "ns" else ">= ", self.bound) if value is None else ("", value)
-        if self.kind == "speedup":
-            return f"{sign}{x:.1f}x {self.peer}"
-        return f"{sign}{x:.0%} of read" if self.kind == "read" else f"{sign}{x:.2f} ns"
+        text = {"speedup": "{}x " + self.peer, "read": "{} of read", "ns": "{} ns"}[self.kind]
+        x = self.bound if value is None else value
+        if self.kind == "read":
+            number = f"{x:.0%}"
+        else:
+            number = f"{x:g}" if value is None else f"{x:.2f}" if x < 10 else f"{x:.1f}"
+        return ("" if value is not None else "<= " if self.kind == "ns" else ">= ") + text.format(number)
 
 
 @dataclasses.dataclass(frozen=True)
