@@ -33,7 +33,7 @@ def pipeline(cache, sketch, q, backend):
     """Every op, called as a runner would; a flat list of results."""
     scores = S.score_tokens(q, sketch, *place(cache), backend=backend)
     short = S.select(scores, cache.seq_lens, ratio=0.5, sink=0, recent=0, backend=backend)
-    fine = S.refine_tokens(q, sketch, *place(cache), short, backend=backend)
+    fine = S.refine_tokens(q, sketch, short, *place(cache), backend=backend)
     chosen = S.select(scores, cache.seq_lens, budget=60, backend=backend)
     k, v, indptr = S.gather(cache.k_cache, cache.v_cache, *place(cache), chosen, backend=backend)
     out, lse = S.sliced_attention(q, cache.k_cache, cache.v_cache, *place(cache), chosen, backend=backend)
@@ -222,7 +222,7 @@ PUBLIC_ERRORS = {
     "summary for tokens": attend_with(lambda p: S.page_summary(p.dense[1], *p.place)),
     "sketch for pages": attend_with(lambda p: p.sketch, unit="page"),
     "one plane": lambda p: S.refine_tokens(
-        p.q, S.key_sketch(p.dense[1], *p.place, p.params, planes=1), *p.place, p.chosen
+        p.q, S.key_sketch(p.dense[1], *p.place, p.params, planes=1), p.chosen, *p.place
     ),
     "no selection": lambda p: S.gather(*p.dense[1:], None),
     "workspace of select": lambda p: S.workspace_bytes("select", *p.dense[:3], 300),
@@ -250,7 +250,7 @@ def test_public_errors(what, problem):
 
 def test_policy_is_frozen():
     policy = S.SlicePolicy()
-    assert (policy.ratio, policy.candidates, policy.sink, policy.recent) == (0.12, 0.25, 16, 32)
+    assert (policy.ratio, policy.candidates, policy.sink, policy.recent) == (0.12, 0.35, 16, 32)
     with pytest.raises(AttributeError):
         policy.ratio = 0.5
     assert hash(policy) == hash(S.SlicePolicy())

@@ -1,9 +1,11 @@
-// The slicing ops for Python: objects become argument structs, missing outputs are allocated once the inputs are checked.
+// The slicing ops for Python: objects become argument structs, missing outputs are allocated once the inputs are
+// checked.
+#include <pybind11/stl.h>
 #include <cmath>
 #include <optional>
-#include <pybind11/stl.h>
 
 #include "bind/tensor_arg.h"
+#include "slicing/attention.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
 
@@ -16,54 +18,81 @@ using Count = std::optional<int64_t>;
 
 enum Code { kCheck = 0, kCpu = 1, kCuda = 2 };
 
-Exec exec_for(const TensorView& first, int code) { return {code == kCheck ? first.device : code == kCuda ? Device::cuda : Device::cpu, code == kCheck, nullptr}; }
+Exec exec_for(const TensorView& first, int code) {
+  return {code == kCheck ? first.device : code == kCuda ? Device::cuda : Device::cpu, code == kCheck, nullptr};
+}
 
 // Checks, allocates with `allocate`, runs without the GIL.
 template <class A, class Allocate>
-void run(void (*op)(const A&, const Exec&), A& args, const TensorView& first, int code, bool outputs_given, Allocate allocate) {
+void run(void (*op)(const A&, const Exec&), A& args, const TensorView& first, int code, bool outputs_given,
+         Allocate allocate) {
   Exec exec = exec_for(first, code);
   if (!outputs_given) {
     exec.check_only = true;
     op(args, exec);
+    allocate();
+    exec = exec_for(first, code);
   }
-  allocate();
-  exec = exec_for(first, code);
   py::gil_scoped_release release;
   op(args, exec);
 }
 
 float default_scale(Number scale, const TensorView& q) {
-  return scale ? static_cast<float>(*scale) : static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.rank > 0 ? q.shape[q.rank - 1] : 1)));
+  return scale ? static_cast<float>(*scale)
+               : static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.rank > 0 ? q.shape[q.rank - 1] : 1)));
 }
 
-int64_t positions(const TensorView& block_table, int64_t page) { return block_table.rank == 2 ? block_table.shape[1] * page : page; }
+int64_t positions(const TensorView& block_table, int64_t page) {
+  return block_table.rank == 2 ? block_table.shape[1] * page : page;
+}
 
 int64_t dim(const TensorView& v, int axis) { return axis < v.rank ? v.shape[axis] : 0; }
 
-py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots, py::handle k_scale, py::handle v_scale, py::handle bits,
-                    py::handle norm, py::handle centre, py::handle summary, py::handle, int code) {
+py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots,
+                    py::handle k_scale, py::handle v_scale, py::handle bits, py::handle norm, py::handle centre,
+                    py::handle summary, py::handle, int code) {
   Args in("append_kv");
-  AppendKvArgs a{in("k", k), in("v", v), in("k_cache", k_cache), in("v_cache", v_cache), in("slots", slots), in.scale("k_scale", k_scale), in.scale("v_scale", v_scale),
-                 in("sketch.bits", bits), in("sketch.norm", norm), in("params.centre", centre), in("summary", summary)};
+  AppendKvArgs a{in("k", k),
+                 in("v", v),
+                 in("k_cache", k_cache),
+                 in("v_cache", v_cache),
+                 in("slots", slots),
+                 in.scale("k_scale", k_scale),
+                 in.scale("v_scale", v_scale),
+                 in("sketch.bits", bits),
+                 in("sketch.norm", norm),
+                 in("params.centre", centre),
+                 in("summary", summary)};
   run(slicing::append_kv, a, a.k_cache, code, true, [] {});
   return py::tuple(0);
 }
 
-py::tuple key_sketch(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle centre, py::handle k_scale, int planes, py::handle start, py::object bits,
-                     py::object norm, py::handle, int code) {
+py::tuple key_sketch(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle centre,
+                     py::handle k_scale, int planes, py::handle start, py::object bits, py::object norm, py::handle,
+                     int code) {
   Args in("key_sketch");
-  KeySketchArgs a{in("k_cache", k_cache), in("block_table", block_table), in("seq_lens", seq_lens), in("params.centre", centre), in.scale("k_scale", k_scale), planes,
-                  in("start", start), in("bits", bits), in("norm", norm)};
-  run(slicing::key_sketch, a, a.k_cache, code, a.bits.given(), [&] {
+  KeySketchArgs a{in("k_cache", k_cache),
+                  in("block_table", block_table),
+                  in("seq_lens", seq_lens),
+                  in("params.centre", centre),
+                  in.scale("k_scale", k_scale),
+                  planes,
+                  in("start", start),
+                  in("bits", bits),
+                  in("norm", norm)};
+  run(slicing::key_sketch, a, a.k_cache, code, a.bits.given() && a.norm.given(), [&] {
     const int64_t P = a.k_cache.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2];
-    a.bits = in("bits", bits = output(bits, k_cache, {P, Hkv, planes * sketch_plane_bytes(page, a.k_cache.shape[3])}, DType::u8, true));
-    a.norm = in("norm", norm = output(norm, k_cache, {P, Hkv, page}, DType::bf16, true));
+    // Head-first in memory: a scan follows one head through all pages.
+    const int64_t bytes = planes * sketch_plane_bytes(page, a.k_cache.shape[3]);
+    if (bits.is_none()) bits = output(bits, k_cache, {Hkv, P, bytes}, DType::u8, true).attr("transpose")(0, 1);
+    if (norm.is_none()) norm = output(norm, k_cache, {Hkv, P, page}, DType::bf16, true).attr("transpose")(0, 1);
+    a.bits = in("bits", bits), a.norm = in("norm", norm);
   });
   return py::make_tuple(bits, norm);
 }
 
-SketchScoreArgs scoring(Args& in, py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens, int64_t page, int planes, int pool, Number scale,
-                        Count max_seq_len) {
+SketchScoreArgs scoring(Args& in, py::handle q, py::handle bits, py::handle norm, py::handle block_table,
+                        py::handle seq_lens, int64_t page, int planes, int pool, Number scale, Count max_seq_len) {
   SketchScoreArgs a;
   a.q = in("q", q), a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm);
   a.block_table = in("block_table", block_table), a.seq_lens = in("seq_lens", seq_lens);
@@ -73,50 +102,72 @@ SketchScoreArgs scoring(Args& in, py::handle q, py::handle bits, py::handle norm
   return a;
 }
 
-py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens, int64_t page, int planes, int pool, Number scale,
-                        Count max_seq_len, py::object out, py::handle, int code) {
+py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens,
+                        int64_t page, int planes, int pool, Number scale, Count max_seq_len, py::object out, py::handle,
+                        int code) {
   Args in("score_tokens");
   SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len);
   a.out = in("out", out);
-  run(slicing::score_tokens, a, a.q, code, a.out.given(),
-      [&] { a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], a.max_seq_len}, DType::i16)); });
+  run(slicing::score_tokens, a, a.q, code, a.out.given(), [&] {
+    a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], a.max_seq_len}, DType::i16));
+  });
   return out;
 }
 
-py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens, int64_t page, py::handle indices, py::handle counts, int pool,
-                         Number scale, Count max_seq_len, py::object out, py::handle, int code) {
+py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens,
+                         int64_t page, py::handle indices, py::handle counts, int pool, Number scale, Count max_seq_len,
+                         py::object out, py::handle, int code) {
   Args in("refine_tokens");
   SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, 2, pool, scale, max_seq_len);
   a.cand_indices = in("candidates.indices", indices), a.cand_counts = in("candidates.counts", counts);
   a.out = in("out", out);
-  run(slicing::refine_tokens, a, a.q, code, a.out.given(),
-      [&] { a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], dim(a.cand_indices, 3)}, DType::i16)); });
+  run(slicing::refine_tokens, a, a.q, code, a.out.given(), [&] {
+    a.out = in("out",
+               out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], dim(a.cand_indices, 3)}, DType::i16));
+  });
   return out;
 }
 
-py::object page_summary(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale, py::handle start, py::object summary, py::handle, int code) {
+py::object page_summary(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale,
+                        py::handle start, py::object summary, py::handle, int code) {
   Args in("page_summary");
-  PageSummaryArgs a{in("k_cache", k_cache), in("block_table", block_table), in("seq_lens", seq_lens), in.scale("k_scale", k_scale), in("start", start), in("summary", summary)};
+  PageSummaryArgs a{in("k_cache", k_cache),   in("block_table", block_table),
+                    in("seq_lens", seq_lens), in.scale("k_scale", k_scale),
+                    in("start", start),       in("summary", summary)};
   run(slicing::page_summary, a, a.k_cache, code, a.summary.given(), [&] {
     const TensorView& c = a.k_cache;
-    a.summary = in("summary", summary = output(summary, k_cache, {c.shape[0], c.shape[1], 2, c.shape[3]}, summary_dtype(c.dtype), true));
+    a.summary = in("summary", summary = output(summary, k_cache, {c.shape[0], c.shape[1], 2, c.shape[3]},
+                                               summary_dtype(c.dtype), true));
   });
   return summary;
 }
 
-py::object score_pages(py::handle q, py::handle summary, py::handle block_table, py::handle seq_lens, int64_t page, double beta, int pool, Number scale, Count max_seq_len,
-                       py::object out, py::handle, int code) {
+py::object score_pages(py::handle q, py::handle summary, py::handle block_table, py::handle seq_lens, int64_t page,
+                       double beta, int pool, Number scale, Count max_seq_len, py::object out, py::handle, int code) {
   Args in("score_pages");
-  ScorePagesArgs a{in("q", q), in("summary", summary), in("block_table", block_table), in("seq_lens", seq_lens), page, static_cast<float>(beta), static_cast<Pool>(pool), 0, 0, in("out", out)};
+  ScorePagesArgs a{in("q", q),
+                   in("summary", summary),
+                   in("block_table", block_table),
+                   in("seq_lens", seq_lens),
+                   page,
+                   static_cast<float>(beta),
+                   static_cast<Pool>(pool),
+                   0,
+                   0,
+                   in("out", out)};
   a.scale = default_scale(scale, a.q);
   a.max_seq_len = max_seq_len.value_or(positions(a.block_table, page));
-  run(slicing::score_pages, a, a.q, code, a.out.given(),
-      [&] { a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.summary.shape[1], ceil_div(a.max_seq_len, page)}, DType::f32)); });
+  run(slicing::score_pages, a, a.q, code, a.out.given(), [&] {
+    a.out =
+        in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.summary.shape[1], ceil_div(a.max_seq_len, page)},
+                               DType::f32));
+  });
   return out;
 }
 
-py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page, double ratio, py::handle budget, Number top_p, int64_t sink, int64_t recent, py::handle keep,
-                 Count capacity, py::object indices, py::object counts, py::handle, int code) {
+py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page, double ratio, py::handle budget,
+                 Number top_p, int64_t sink, int64_t recent, py::handle keep, Count capacity, py::object indices,
+                 py::object counts, py::handle, int code) {
   Args in("select");
   SelectArgs a;
   a.scores = in("scores", scores), a.seq_lens = in("seq_lens", seq_lens);
@@ -129,27 +180,36 @@ py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page,
   }
   a.top_p = top_p.value_or(1.0), a.sink = sink, a.recent = recent;
   a.keep = in("keep", keep);
+  Check("select").value(capacity.value_or(0) >= 0, "capacity", static_cast<double>(capacity.value_or(0)),
+                        "0 or more slots");
   a.indices = in("indices", indices), a.counts = in("counts", counts);
-  run(slicing::select, a, a.scores, code, a.indices.given(), [&] {
+  run(slicing::select, a, a.scores, code, a.indices.given() && a.counts.given(), [&] {
     const TensorView& s = a.scores;
-    const int64_t K = capacity.value_or(a.indices.given() ? 0 : selection_capacity(a));
+    const int64_t K = capacity.value_or(selection_capacity(a));
     a.indices = in("indices", indices = output(indices, scores, {s.shape[0], s.shape[1], s.shape[2], K}, DType::i32));
     a.counts = in("counts", counts = output(counts, scores, {s.shape[0], s.shape[1], s.shape[2]}, DType::i32));
   });
   return py::make_tuple(indices, counts);
 }
 
-PagedKv paged(Args& in, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale = {}, py::handle v_scale = {}) {
-  return {in("k_cache", k_cache), in("v_cache", v_cache), in("block_table", block_table), in("seq_lens", seq_lens), in.scale("k_scale", k_scale), in.scale("v_scale", v_scale)};
+PagedKv paged(Args& in, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens,
+              py::handle k_scale = {}, py::handle v_scale = {}) {
+  return {in("k_cache", k_cache),   in("v_cache", v_cache),       in("block_table", block_table),
+          in("seq_lens", seq_lens), in.scale("k_scale", k_scale), in.scale("v_scale", v_scale)};
 }
 
-py::tuple gather(py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, py::handle indices, py::handle counts, int unit, py::object k, py::object v,
-                 py::object indptr, py::handle, int code) {
+py::tuple gather(py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens,
+                 py::handle indices, py::handle counts, int unit, py::object k, py::object v, py::object indptr,
+                 py::handle, int code) {
   Args in("gather");
-  GatherArgs a{paged(in, k_cache, v_cache, block_table, seq_lens), {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)}, in("k", k), in("v", v), in("indptr", indptr)};
-  run(slicing::gather, a, a.kv.k_cache, code, a.k.given(), [&] {
+  GatherArgs a{paged(in, k_cache, v_cache, block_table, seq_lens),
+               {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)},
+               in("k", k),
+               in("v", v),
+               in("indptr", indptr)};
+  run(slicing::gather, a, a.kv.k_cache, code, a.k.given() && a.v.given() && a.indptr.given(), [&] {
     const TensorView& s = a.selected.indices;
-    const int64_t rows = a.k.given() ? 0 : gathered_rows(a);
+    const int64_t rows = gathered_rows(a);
     a.k = in("k", k = output(k, k_cache, {rows, a.kv.k_cache.shape[3]}, a.kv.k_cache.dtype));
     a.v = in("v", v = output(v, k_cache, {rows, a.kv.v_cache.shape[3]}, a.kv.v_cache.dtype));
     a.indptr = in("indptr", indptr = output(indptr, k_cache, {s.shape[0] * s.shape[1] * s.shape[2] + 1}, DType::i64));
@@ -157,8 +217,9 @@ py::tuple gather(py::handle k_cache, py::handle v_cache, py::handle block_table,
   return py::make_tuple(k, v, indptr);
 }
 
-AttentionArgs attention(Args& in, py::handle q, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, Number scale, py::handle key_bias, Number softcap,
-                        Count window, py::handle sinks, py::handle k_scale, py::handle v_scale, Count max_seq_len) {
+AttentionArgs attention(Args& in, py::handle q, py::handle k_cache, py::handle v_cache, py::handle block_table,
+                        py::handle seq_lens, Number scale, py::handle key_bias, Number softcap, Count window,
+                        py::handle sinks, py::handle k_scale, py::handle v_scale, Count max_seq_len) {
   AttentionArgs a;
   a.q = in("q", q);
   a.kv = paged(in, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale);
@@ -169,23 +230,29 @@ AttentionArgs attention(Args& in, py::handle q, py::handle k_cache, py::handle v
   return a;
 }
 
-py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens, py::handle indices, py::handle counts, int unit,
-                           Number scale, py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale, py::handle v_scale, Count max_seq_len, py::object out,
-                           py::object lse, py::handle workspace, int code) {
+py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache, py::handle block_table,
+                           py::handle seq_lens, py::handle indices, py::handle counts, int unit, Number scale,
+                           py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale,
+                           py::handle v_scale, Count max_seq_len, py::object out, py::object lse, py::handle workspace,
+                           int code) {
   Args in("sliced_attention");
-  AttentionArgs a = attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len);
+  AttentionArgs a = attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks,
+                              k_scale, v_scale, max_seq_len);
   a.selected = {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)};
   a.out = in("out", out), a.lse = in("lse", lse), a.workspace = in("workspace", workspace);
   run(slicing::sliced_attention, a, a.q, code, a.out.given() && a.lse.given(), [&] {
-    a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2], a.kv.v_cache.shape[3]}, a.q.dtype));
+    a.out =
+        in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2], a.kv.v_cache.shape[3]}, a.q.dtype));
     a.lse = in("lse", lse = output(lse, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2]}, DType::f32));
   });
   return py::make_tuple(out, lse);
 }
 
-py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::object out, py::object lse, py::handle, int code) {
+py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::object out,
+                       py::object lse, py::handle, int code) {
   Args in("merge_states");
-  MergeStatesArgs a{in("out_a", out_a), in("lse_a", lse_a), in("out_b", out_b), in("lse_b", lse_b), in("out", out), in("lse", lse)};
+  MergeStatesArgs a{in("out_a", out_a), in("lse_a", lse_a), in("out_b", out_b),
+                    in("lse_b", lse_b), in("out", out),     in("lse", lse)};
   run(slicing::merge_states, a, a.out_a, code, a.out.given() && a.lse.given(), [&] {
     const TensorView& s = a.out_a;
     a.out = in("out", out = output(out, out_a, {s.shape[0], s.shape[1], s.shape[2]}, s.dtype));
@@ -205,30 +272,50 @@ py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::objec
   return py::make_tuple(out, lse);
 }
 
-AttendArgs attending(Args& in, const AttentionArgs& attention, py::handle bits, py::handle norm, py::handle centre, int planes, py::handle summary, py::handle keep) {
+// The most that a call of these shapes needs, from plan_attention itself.
+int64_t workspace_bytes(int64_t B, int64_t T, int64_t Hq, int64_t Hkv, int64_t Dv, int64_t max_seq_len,
+                        int64_t listed) {
+  AttentionArgs a;
+  a.q = view_of(nullptr, DType::f32, B, T, Hq, 1);
+  a.kv.k_cache = view_of(nullptr, DType::f32, B, Hkv, max_seq_len, 1);
+  a.kv.v_cache = view_of(nullptr, DType::f32, B, Hkv, max_seq_len, Dv);
+  a.max_seq_len = max_seq_len;
+  if (listed >= 0) a.selected = {view_of(nullptr, DType::i32, B, T, Hkv, listed), {}, Unit::token};
+  return attention_workspace(a);
+}
+
+AttendArgs attending(Args& in, const AttentionArgs& attention, py::handle bits, py::handle norm, py::handle centre,
+                     int planes, py::handle summary, py::handle keep) {
   AttendArgs a;
   a.attention = attention;
-  a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm), a.centre = in("params.centre", centre), a.planes = planes;
+  a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm), a.centre = in("params.centre", centre),
+  a.planes = planes;
   a.summary = in("summary", summary), a.keep = in("keep", keep);
   return a;
 }
 
-py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handle bits, py::handle norm, py::handle centre, int planes, py::handle summary, py::handle block_table,
-                 py::handle seq_lens, double ratio, double candidates, Number top_p, int64_t sink, int64_t recent, double beta, int pool, Number max_omitted_mass, bool dense_layer,
-                 int64_t max_sliced_T, int64_t min_len, py::handle keep, Number scale, py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale,
-                 py::handle v_scale, Count max_seq_len, py::object out, py::object lse, py::object indices, py::object counts, py::object omitted, py::object status,
-                 py::handle workspace, int code) {
+py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handle bits, py::handle norm,
+                 py::handle centre, int planes, py::handle summary, py::handle block_table, py::handle seq_lens,
+                 double ratio, double candidates, Number top_p, int64_t sink, int64_t recent, double beta, int pool,
+                 Number max_omitted_mass, bool dense_layer, int64_t max_sliced_T, int64_t min_len, py::handle keep,
+                 Number scale, py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale,
+                 py::handle v_scale, Count max_seq_len, py::object out, py::object lse, py::object indices,
+                 py::object counts, py::object omitted, py::object status, py::handle workspace, int code) {
   Args in("attend");
-  AttendArgs a = attending(in, attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len), bits, norm, centre,
-                           planes, summary, keep);
+  AttendArgs a = attending(in,
+                           attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window,
+                                     sinks, k_scale, v_scale, max_seq_len),
+                           bits, norm, centre, planes, summary, keep);
   a.ratio = ratio, a.candidates = candidates, a.top_p = top_p.value_or(1.0), a.sink = sink, a.recent = recent;
   a.beta = static_cast<float>(beta), a.pool = static_cast<Pool>(pool);
   a.max_omitted_mass = static_cast<float>(max_omitted_mass.value_or(2.0));
   a.dense_layer = dense_layer, a.max_sliced_T = max_sliced_T, a.min_len = min_len;
   AttentionArgs& c = a.attention;
   c.out = in("out", out), c.lse = in("lse", lse), c.workspace = in("workspace", workspace);
-  a.indices = in("indices", indices), a.counts = in("counts", counts), a.omitted_mass = in("omitted_mass", omitted), a.status = in("status", status);
-  const bool given = c.out.given() && c.lse.given() && a.indices.given() && a.counts.given() && a.omitted_mass.given() && a.status.given();
+  a.indices = in("indices", indices), a.counts = in("counts", counts), a.omitted_mass = in("omitted_mass", omitted),
+  a.status = in("status", status);
+  const bool given = c.out.given() && c.lse.given() && a.indices.given() && a.counts.given() &&
+                     a.omitted_mass.given() && a.status.given();
   run(slicing::attend, a, c.q, code, given, [&] {
     const int64_t B = c.q.shape[0], T = c.q.shape[1], Hq = c.q.shape[2], Hkv = c.kv.k_cache.shape[1];
     c.out = in("out", out = output(out, q, {B, T, Hq, c.kv.v_cache.shape[3]}, c.q.dtype));
@@ -256,6 +343,7 @@ void bind_slicing(py::module_& m) {
   m.def("merge_states", &merge_states);
   m.def("merge_many", &merge_many);
   m.def("attend", &attend);
+  m.def("workspace_bytes", &workspace_bytes);
 }
 
 }  // namespace sic::bind

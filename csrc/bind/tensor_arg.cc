@@ -17,7 +17,11 @@ DType dtype_from(dlpack::DataType t) {
     case dlpack::kFloat8E4m3fn:
       return DType::f8e4m3;
     case dlpack::kInt:
-      return t.bits == 32 ? DType::i32 : t.bits == 64 ? DType::i64 : t.bits == 16 ? DType::i16 : t.bits == 8 ? DType::i8 : DType::other;
+      return t.bits == 32   ? DType::i32
+             : t.bits == 64 ? DType::i64
+             : t.bits == 16 ? DType::i16
+             : t.bits == 8  ? DType::i8
+                            : DType::other;
     case dlpack::kUInt:
       return t.bits == 8 ? DType::u8 : DType::other;
     case dlpack::kBool:
@@ -77,7 +81,11 @@ TensorView from_cuda_array(const Check& check, const char* arg, const py::dict& 
   const auto typestr = info["typestr"].cast<std::string>();
   const uint8_t bits = static_cast<uint8_t>(8 * std::stoi(typestr.substr(2)));
   const char kind = typestr[1];
-  t.dtype = {static_cast<uint8_t>(kind == 'f' ? dlpack::kFloat : kind == 'i' ? dlpack::kInt : kind == 'u' ? dlpack::kUInt : 255), bits, 1};
+  t.dtype = {static_cast<uint8_t>(kind == 'f'   ? dlpack::kFloat
+                                  : kind == 'i' ? dlpack::kInt
+                                  : kind == 'u' ? dlpack::kUInt
+                                                : 255),
+             bits, 1};
   t.device = {dlpack::kCuda, 0};
   t.data = reinterpret_cast<void*>(py::tuple(info["data"])[0].cast<uintptr_t>());
   int64_t shape[kMaxRank], strides[kMaxRank];
@@ -111,16 +119,19 @@ TensorView Args::operator()(const char* arg, py::handle object) {
     } catch (py::error_already_set& e) {
       fail_not_a_tensor(check, arg, object, (std::string(" (") + py::str(e.value()).cast<std::string>() + ")").c_str());
     }
-    if (!PyCapsule_IsValid(capsule.ptr(), "dltensor")) fail_not_a_tensor(check, arg, object, " with another DLPack version");
+    if (!PyCapsule_IsValid(capsule.ptr(), "dltensor"))
+      fail_not_a_tensor(check, arg, object, " with another DLPack version");
     alive_.append(capsule);  // not consumed: its own destructor frees it
     return view_from(check, arg, *static_cast<dlpack::Tensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor")));
   }
-  if (py::hasattr(object, "__cuda_array_interface__")) return from_cuda_array(check, arg, object.attr("__cuda_array_interface__"));
+  if (py::hasattr(object, "__cuda_array_interface__"))
+    return from_cuda_array(check, arg, object.attr("__cuda_array_interface__"));
   fail_not_a_tensor(check, arg, object, "");
 }
 
 TensorView Args::scale(const char* arg, py::handle object) {
-  if (!object || object.is_none() || !(PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()))) return (*this)(arg, object);
+  if (!object || object.is_none() || !(PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())))
+    return (*this)(arg, object);
   numbers_[used_] = object.cast<float>();
   return view_of(&numbers_[used_++], DType::f32);
 }
@@ -136,7 +147,8 @@ py::object output(py::handle given, py::handle like, std::initializer_list<int64
     t->tensor = m.attr("Tensor");
     t->empty = m.attr("empty");
     t->zeros = m.attr("zeros");
-    for (DType d : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::u8, DType::i16, DType::i32, DType::i64}) t->dtypes[static_cast<int>(d)] = m.attr(name(d));
+    for (DType d : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::u8, DType::i16, DType::i32, DType::i64})
+      t->dtypes[static_cast<int>(d)] = m.attr(name(d));
     return t;
   }();
   py::tuple dims(shape.size());

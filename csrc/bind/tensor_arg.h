@@ -10,8 +10,8 @@ namespace sic::bind {
 
 namespace py = pybind11;
 
-// Reads tensors of one call: torch, NumPy, CuPy, JAX or anything else with DLPack or `__cuda_array_interface__`. Views stay
-// valid while this object lives.
+// Reads tensors of one call: torch, NumPy, CuPy, JAX or anything else with DLPack or `__cuda_array_interface__`. Views
+// stay valid while this object lives.
 class Args {
  public:
   explicit Args(const char* op) : op_(op) {}
@@ -29,7 +29,8 @@ class Args {
 };
 
 // `given`, or a new tensor on the device of `like` (an argument of the call).
-py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype, bool zero = false);
+py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype,
+                  bool zero = false);
 
 void register_errors(py::module_&);
 

@@ -37,9 +37,11 @@ void Check::tensor(const char* arg, const TensorView& v, DTypeSet types, int ran
   if (!v.given() || v.rank != rank || !types.contains(v.dtype))
     fail(arg, describe(v), describe(types) + " of rank " + std::to_string(rank));
   if (v.device != device_)
-    fail(arg, describe(v) + (v.device == Device::cpu ? " on cpu" : " on cuda"), device_ == Device::cpu ? "a tensor on cpu" : "a tensor on cuda");
+    fail(arg, describe(v) + (v.device == Device::cpu ? " on cpu" : " on cuda"),
+         device_ == Device::cpu ? "a tensor on cpu" : "a tensor on cuda");
   if (rank > 0 && v.shape[rank - 1] > 1 && v.stride[rank - 1] != 1)
-    fail(arg, describe(v) + " with stride " + std::to_string(v.stride[rank - 1]) + " in the last dimension", "a contiguous last dimension");
+    fail(arg, describe(v) + " with stride " + std::to_string(v.stride[rank - 1]) + " in the last dimension",
+         "a contiguous last dimension");
 }
 
 void Check::shape(const char* arg, const TensorView& v, std::initializer_list<int64_t> expected) const {
@@ -53,16 +55,19 @@ void Check::shape(const char* arg, const TensorView& v, std::initializer_list<in
   fail(arg, describe(v), text + "]");
 }
 
-void Check::output(const char* arg, const TensorView& v, DTypeSet types, std::initializer_list<int64_t> expected) const {
+void Check::output(const char* arg, const TensorView& v, DTypeSet types,
+                   std::initializer_list<int64_t> expected) const {
   tensor(arg, v, types, expected);
   for (int i = 0; i < v.rank; ++i)
-    if (v.shape[i] > 1 && v.stride[i] == 0) fail(arg, describe(v) + " with stride 0", "an output whose elements are distinct");
+    if (v.shape[i] > 1 && v.stride[i] == 0)
+      fail(arg, describe(v) + " with stride 0", "an output whose elements are distinct");
 }
 
 void Check::contiguous(const char* arg, const TensorView& v) const {
   int64_t stride = 1;
   for (int i = v.rank - 1; i >= 0; --i) {
-    if (v.shape[i] > 1 && v.stride[i] != stride) fail(arg, describe(v) + " with gaps between its rows", "a contiguous tensor");
+    if (v.shape[i] > 1 && v.stride[i] != stride)
+      fail(arg, describe(v) + " with gaps between its rows", "a contiguous tensor");
     stride *= v.shape[i];
   }
 }

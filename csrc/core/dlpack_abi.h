@@ -26,8 +26,8 @@ struct Version {
   uint32_t major, minor;
 };
 
-// Type attribute `__dlpack_c_exchange_api__`: a capsule "dlpack_exchange_api" around this table. It reads a tensor without
-// making a Python object, in tens of nanoseconds.
+// Type attribute `__dlpack_c_exchange_api__`: a capsule "dlpack_exchange_api" around this table. It reads a tensor
+// without making a Python object, in tens of nanoseconds.
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;

@@ -17,8 +17,9 @@ inline int itemsize(DType t) {
 }
 
 inline const char* name(DType t) {
-  constexpr const char* kNames[kNumDTypes] = {"float32", "float16", "bfloat16", "float8_e4m3fn", "uint8",
-                                              "int16",   "int32",   "int64",    "float64",       "int8",  "bool", "an unknown type"};
+  constexpr const char* kNames[kNumDTypes] = {"float32", "float16", "bfloat16", "float8_e4m3fn",
+                                              "uint8",   "int16",   "int32",    "int64",
+                                              "float64", "int8",    "bool",     "an unknown type"};
   return kNames[static_cast<int>(t)];
 }
 

@@ -26,20 +26,19 @@ void force_isa(const char* name);
   void op(const Args&);                 \
   }
 #if defined(__aarch64__)
-#define SIC_CPU_OP(op, Args)                                          \
-  namespace sic::cpu {                                                \
-  SIC_DECLARE_CPU_(plain, op, Args) SIC_DECLARE_CPU_(neon, op, Args)  \
-  inline void op(const Args& a) {                                     \
-    return current_isa() == Isa::neon ? neon::op(a) : plain::op(a);   \
-  }                                                                   \
+#define SIC_CPU_OP(op, Args)                                                                         \
+  namespace sic::cpu {                                                                               \
+  SIC_DECLARE_CPU_(plain, op, Args) SIC_DECLARE_CPU_(neon, op, Args) inline void op(const Args& a) { \
+    return current_isa() == Isa::neon ? neon::op(a) : plain::op(a);                                  \
+  }                                                                                                  \
   }
 #else
-#define SIC_CPU_OP(op, Args)                                                                            \
-  namespace sic::cpu {                                                                                  \
-  SIC_DECLARE_CPU_(plain, op, Args) SIC_DECLARE_CPU_(avx2, op, Args) SIC_DECLARE_CPU_(avx512, op, Args) \
-  inline void op(const Args& a) {                                                                       \
-    const Isa isa = current_isa();                                                                      \
-    return isa == Isa::avx512 ? avx512::op(a) : isa == Isa::avx2 ? avx2::op(a) : plain::op(a);          \
-  }                                                                                                     \
+#define SIC_CPU_OP(op, Args)                                                                          \
+  namespace sic::cpu {                                                                                \
+  SIC_DECLARE_CPU_(plain, op, Args)                                                                   \
+  SIC_DECLARE_CPU_(avx2, op, Args) SIC_DECLARE_CPU_(avx512, op, Args) inline void op(const Args& a) { \
+    const Isa isa = current_isa();                                                                    \
+    return isa == Isa::avx512 ? avx512::op(a) : isa == Isa::avx2 ? avx2::op(a) : plain::op(a);        \
+  }                                                                                                   \
   }
 #endif

@@ -11,7 +11,8 @@ struct PageSplit {
   uint32_t page = 1;
   uint64_t magic = 0;
 
-  explicit PageSplit(int64_t page_size) : page(static_cast<uint32_t>(page_size)), magic(page > 1 ? ~uint64_t{0} / page + 1 : 0) {}
+  explicit PageSplit(int64_t page_size)
+      : page(static_cast<uint32_t>(page_size)), magic(page > 1 ? ~uint64_t{0} / page + 1 : 0) {}
   // Exact for every 32-bit position.
   uint32_t index(uint32_t pos) const {
     return page > 1 ? static_cast<uint32_t>(static_cast<unsigned __int128>(magic) * pos >> 64) : pos;
@@ -35,6 +36,10 @@ struct PageTable {
   }
 };
 
+struct RowPlace {
+  int64_t page_id, offset;
+};
+
 // Rows of one (sequence, head) of a cache [P, Hkv, page, D].
 struct CacheRows {
   const char* base;
@@ -48,10 +53,12 @@ struct CacheRows {
         row_stride(cache.stride_bytes(2)),
         table(block_table, b),
         split(cache.shape[2] > 0 ? cache.shape[2] : 1) {}
-  const char* operator[](uint32_t pos) const {
+  RowPlace place(uint32_t pos) const {
     const uint32_t page = split.index(pos);
-    return base + table[page] * page_stride + static_cast<int64_t>(pos - page * split.page) * row_stride;
+    return {table[page], static_cast<int64_t>(pos - page * split.page)};
   }
+  const char* at(RowPlace p) const { return base + p.page_id * page_stride + p.offset * row_stride; }
+  const char* operator[](uint32_t pos) const { return at(place(pos)); }
 };
 
 // seq_lens[b], and how many positions query token t of T sees.

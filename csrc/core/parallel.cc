@@ -18,14 +18,31 @@
 namespace sic {
 namespace {
 
+constexpr int kMaxThreads = 256;
+
+// Every thread begins with a range of its own and then helps the others. The same thread gets the same tasks from step
+// to step of an op and from call to call, so what one step wrote is still in its cache: moving lines between cores
+// costs more than many steps compute.
 struct Job {
   TaskFn fn;
   void* context;
-  int64_t tasks;
-  std::atomic<int64_t> next{0};
+  int threads;
+  struct alignas(64) Range {
+    std::atomic<int64_t> next;
+    int64_t end;
+  } ranges[kMaxThreads];
 
-  void work() {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) fn(context, i);
+  Job(TaskFn f, void* c, int64_t tasks, int n) : fn(f), context(c), threads(n) {
+    for (int i = 0; i < n; ++i) {
+      ranges[i].next.store(tasks * i / n, std::memory_order_relaxed);
+      ranges[i].end = tasks * (i + 1) / n;
+    }
+  }
+  void work(int thread) {
+    for (int k = 0; k < threads; ++k) {
+      Range& r = ranges[(thread + k) % threads];
+      for (int64_t i; (i = r.next.fetch_add(1, std::memory_order_relaxed)) < r.end;) fn(context, i);
+    }
   }
 };
 
@@ -35,6 +52,7 @@ struct OpenMp {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
   int (*max_threads)() = nullptr;
   int (*in_parallel)() = nullptr;
+  int (*thread)() = nullptr;
   std::string name;
 
   void find() {
@@ -44,7 +62,8 @@ struct OpenMp {
         [](dl_phdr_info* info, size_t, void* out) {
           const std::string file = info->dlpi_name ? info->dlpi_name : "";
           const auto base = file.substr(file.rfind('/') + 1);
-          const bool is_openmp = base.rfind("libgomp", 0) == 0 || base.rfind("libomp", 0) == 0 || base.rfind("libiomp", 0) == 0;
+          const bool is_openmp =
+              base.rfind("libgomp", 0) == 0 || base.rfind("libomp", 0) == 0 || base.rfind("libiomp", 0) == 0;
           if (is_openmp) *static_cast<std::string*>(out) = file;
           return is_openmp ? 1 : 0;
         },
@@ -55,7 +74,9 @@ struct OpenMp {
     auto run = reinterpret_cast<decltype(parallel)>(dlsym(library, "GOMP_parallel"));
     max_threads = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_max_threads"));
     in_parallel = reinterpret_cast<int (*)()>(dlsym(library, "omp_in_parallel"));
-    if (run && max_threads && in_parallel) parallel = run, name = "openmp (" + path.substr(path.rfind('/') + 1) + ")";
+    thread = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_thread_num"));
+    if (run && max_threads && in_parallel && thread)
+      parallel = run, name = "openmp (" + path.substr(path.rfind('/') + 1) + ")";
 #endif
   }
 };
@@ -74,16 +95,17 @@ class Pool {
   // One job at a time; a caller that finds the pool busy does its work alone.
   void run(Job& job, int threads) {
     std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner || threads <= 1) return job.work();
+    if (!owner || threads <= 1) return job.work(0);
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (static_cast<int>(threads_.size()) < threads - 1) threads_.emplace_back([this] { loop(); });
+      while (static_cast<int>(threads_.size()) < threads - 1)
+        threads_.emplace_back([this, index = static_cast<int>(threads_.size()) + 1] { loop(index); });
       job_ = &job;
       wanted_ = threads - 1;
       ++generation_;
     }
     wake_.notify_all();
-    job.work();
+    job.work(0);
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_ = 0;
     done_.wait(lock, [this] { return running_ == 0; });
@@ -91,7 +113,7 @@ class Pool {
   }
 
  private:
-  void loop() {
+  void loop(int index) {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
@@ -102,7 +124,7 @@ class Pool {
       ++running_;
       Job* job = job_;
       lock.unlock();
-      job->work();
+      job->work(index);
       lock.lock();
       if (--running_ == 0) done_.notify_one();
     }
@@ -148,15 +170,17 @@ Threads& threads() {
 }  // namespace
 
 void parallel_run(int64_t tasks, TaskFn fn, void* context) {
-  Job job{fn, context, tasks};
   Threads& t = threads();
-  const int n = static_cast<int>(std::min<int64_t>(num_threads(), tasks));
-  if (n <= 1) return job.work();
-  if (t.openmp.parallel) {
-    if (t.openmp.in_parallel()) return job.work();
-    return t.openmp.parallel([](void* j) { static_cast<Job*>(j)->work(); }, &job, static_cast<unsigned>(n), 0);
+  const int n = static_cast<int>(std::min<int64_t>({num_threads(), tasks, kMaxThreads}));
+  const bool nested = t.openmp.parallel && n > 1 && t.openmp.in_parallel();
+  if (n <= 1 || nested) {
+    for (int64_t i = 0; i < tasks; ++i) fn(context, i);
+    return;
   }
-  t.own_pool().run(job, n);
+  Job job(fn, context, tasks, n);
+  if (!t.openmp.parallel) return t.own_pool().run(job, n);
+  const auto member = [](void* j) { static_cast<Job*>(j)->work(threads().openmp.thread()); };
+  t.openmp.parallel(member, &job, static_cast<unsigned>(n), 0);
 }
 
 int num_threads() {

@@ -31,8 +31,9 @@ void grow(ThreadBuffer& buffer, int64_t bytes) {
 
 }  // namespace
 
-char* thread_scratch(int64_t bytes) {
-  static thread_local ThreadBuffer buffer;
+char* thread_scratch(int64_t bytes, ScratchSlot slot) {
+  static thread_local ThreadBuffer buffers[2];
+  ThreadBuffer& buffer = buffers[static_cast<int>(slot)];
   grow(buffer, bytes);
   return buffer.data;
 }

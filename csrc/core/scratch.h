@@ -6,8 +6,9 @@
 
 namespace sic {
 
-// A per-thread buffer, 64-byte aligned, kept for the next call; valid until the thread asks again.
-char* thread_scratch(int64_t bytes);
+// A per-thread buffer, 64-byte aligned, kept for the next call; valid until the thread asks for the same slot again.
+enum class ScratchSlot { row, unit };  // of a task's inner loop, and of what lives across it
+char* thread_scratch(int64_t bytes, ScratchSlot slot = ScratchSlot::row);
 
 // The caller's workspace, or a block of the library's own: the calling thread's kept one (up to 64 MiB), else the heap.
 class CallScratch {

@@ -40,6 +40,7 @@ typedef uint16_t vh_half __attribute__((vector_size(kBytes / 2)));
 typedef uint8_t vb_quarter __attribute__((vector_size(W)));
 
 #define SIC_INLINE static inline __attribute__((always_inline))
+#define SIC_MEMBER_INLINE inline __attribute__((always_inline))
 // For short loops over arrays of vectors, which must become registers.
 #define SIC_UNROLL _Pragma("GCC unroll 16")
 
@@ -179,11 +180,13 @@ SIC_INLINE vf transpose_add(vf* v) {
 #if defined(__AVX512BW__)
   for (int i = 0; i < 8; ++i) {
     const vf a = v[i], b = v[i + 8];
-    v[i] = vf(_mm512_shuffle_f32x4(a, b, 0x44)) + vf(_mm512_shuffle_f32x4(a, b, 0xee));  // lanes: a0 a1 b0 b1 (of 4 floats)
+    v[i] = vf(_mm512_shuffle_f32x4(a, b, 0x44)) +
+           vf(_mm512_shuffle_f32x4(a, b, 0xee));  // lanes: a0 a1 b0 b1 (of 4 floats)
   }
   for (int i = 0; i < 4; ++i) {
     const vf a = v[i], b = v[i + 4];
-    v[i] = vf(_mm512_shuffle_f32x4(a, b, 0x88)) + vf(_mm512_shuffle_f32x4(a, b, 0xdd));  // a.lo a.hi b.lo b.hi halves summed
+    v[i] = vf(_mm512_shuffle_f32x4(a, b, 0x88)) +
+           vf(_mm512_shuffle_f32x4(a, b, 0xdd));  // a.lo a.hi b.lo b.hi halves summed
   }
   for (int i = 0; i < 2; ++i) {
     const vf a = v[i], b = v[i + 2];
@@ -227,8 +230,8 @@ SIC_INLINE vf exp2(vf x) {
   p = fma(p, f, splat(2.402264791363012e-1f));
   p = fma(p, f, splat(6.931472028550421e-1f));
   p = fma(p, f, splat(1.0f));
-  const vi scaled = bit_cast<vi>(p) + (bit_cast<vi>(shifted) << 23);
-  return x == x ? bit_cast<vf>(scaled & normal) : x;
+  const vu scaled = bit_cast<vu>(p) + (bit_cast<vu>(shifted) << 23);
+  return x == x ? bit_cast<vf>(scaled & bit_cast<vu>(normal)) : x;
 }
 
 // ---- bytes ----
@@ -246,7 +249,7 @@ SIC_INLINE vb lookup16(vb table, vb index) {
 #endif
 }
 
-SIC_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+SIC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 SIC_INLINE void prefetch_row(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(p) + i);
 }

@@ -51,7 +51,8 @@ TensorView view_of(void* data, DType dtype, Dims... dims) {
 
 // Reads element i of an int32 or int64 vector (block tables, lengths).
 inline int64_t index_at(const TensorView& v, int64_t offset) {
-  return v.dtype == DType::i32 ? static_cast<const int32_t*>(v.data)[offset] : static_cast<const int64_t*>(v.data)[offset];
+  return v.dtype == DType::i32 ? static_cast<const int32_t*>(v.data)[offset]
+                               : static_cast<const int64_t*>(v.data)[offset];
 }
 
 }  // namespace sic

@@ -33,7 +33,8 @@ void append_kv(const AppendKvArgs& a, const Exec& exec) {
   if (a.slots.device == Device::cpu) {
     for (int64_t i = 0; i < N; ++i) {
       const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
-      check.require(slot >= -1 && slot < P * page, "slots", std::to_string(slot) + " at [" + std::to_string(i) + "]", "-1 to " + std::to_string(P * page - 1));
+      check.require(slot >= -1 && slot < P * page, "slots", std::to_string(slot) + " at [" + std::to_string(i) + "]",
+                    "-1 to " + std::to_string(P * page - 1));
     }
   }
   if (!exec.check_only && N > 0) cpu::append_kv(a);

@@ -10,7 +10,8 @@ namespace {
 
 using slicing::AppendKvArgs;
 
-void write_row(const TensorView& rows, const TensorView& cache, const TensorView& scale, int64_t i, int64_t h, int64_t slot) {
+void write_row(const TensorView& rows, const TensorView& cache, const TensorView& scale, int64_t i, int64_t h,
+               int64_t slot) {
   const int64_t page = cache.shape[2], D = cache.shape[3];
   const int64_t from = i * rows.stride[0] + h * rows.stride[1];
   const int64_t to = slot / page * cache.stride[0] + h * cache.stride[1] + slot % page * cache.stride[2];
@@ -31,7 +32,8 @@ void write_sketch(const AppendKvArgs& a, int64_t h, int64_t slot) {
   const int planes = static_cast<int>(a.bits.shape[2] / slicing::sketch_plane_bytes(page, D));
   float* x = reinterpret_cast<float*>(thread_scratch(2 * D * static_cast<int64_t>(sizeof(float))));
   const float* centre = a.centre.as<const float>() + h * a.centre.stride[0];
-  load_row(a.k_cache, id * a.k_cache.stride[0] + h * a.k_cache.stride[1] + token * a.k_cache.stride[2], D, slicing::scale_at(a.k_scale, h), x);
+  load_row(a.k_cache, id * a.k_cache.stride[0] + h * a.k_cache.stride[1] + token * a.k_cache.stride[2], D,
+           slicing::scale_at(a.k_scale, h), x);
   for (int64_t d = 0; d < D; ++d) x[d] -= centre[d];
   SketchWriter(page, static_cast<int>(D), planes)
       .write(x, x + D, a.bits.as<uint8_t>() + id * a.bits.stride[0] + h * a.bits.stride[1],
@@ -66,8 +68,10 @@ void append_kv(const AppendKvArgs& a) {
   parallel_for(N, [&](int64_t i) {
     const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
     if (slot < 0 || !is_last_of_page(a, i, slot)) return;
-    float* temp = reinterpret_cast<float*>(thread_scratch(3 * a.k_cache.shape[3] * static_cast<int64_t>(sizeof(float))));
-    for (int64_t h = 0; h < Hkv; ++h) summarise_page(a.k_cache, a.summary, slot / page, h, slot % page + 1, slicing::scale_at(a.k_scale, h), temp);
+    float* temp =
+        reinterpret_cast<float*>(thread_scratch(3 * a.k_cache.shape[3] * static_cast<int64_t>(sizeof(float))));
+    for (int64_t h = 0; h < Hkv; ++h)
+      summarise_page(a.k_cache, a.summary, slot / page, h, slot % page + 1, slicing::scale_at(a.k_scale, h), temp);
   });
 }
 

@@ -27,7 +27,9 @@ SelectArgs attend_selection(const AttendArgs& a) {
   return s;
 }
 
-int64_t attend_capacity(const AttendArgs& a) { return attend_is_dense(a) ? 0 : selection_capacity(attend_selection(a)); }
+int64_t attend_capacity(const AttendArgs& a) {
+  return attend_is_dense(a) ? 0 : selection_capacity(attend_selection(a));
+}
 
 void attend(const AttendArgs& a, const Exec& exec) {
   const Check check("attend", exec.device);
@@ -35,7 +37,8 @@ void attend(const AttendArgs& a, const Exec& exec) {
   const TensorView& q = a.attention.q;
   const CacheDims d = check_kv(check, a.attention.kv);
   const int64_t D = q.shape[3];
-  check.require(a.summary.given() != a.bits.given(), "index", a.summary.given() ? "both kinds" : "None", "a KeySketch or a page summary");
+  check.require(a.summary.given() != a.bits.given(), "index", a.summary.given() ? "both kinds" : "None",
+                "a KeySketch or a page summary");
   if (a.bits.given()) {
     check_sketch(check, a.bits, a.norm, a.planes, d, D);
     check.tensor("params.centre", a.centre, DType::f32, {d.Hkv, D});

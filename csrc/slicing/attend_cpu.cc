@@ -1,8 +1,8 @@
 // attend on the CPU: scan, select, attend in one call.
 //
-// Per wave of units (sequence, KV head): the sketch is scanned once for both planes (a block of 16 tokens nearly always
-// holds a candidate, so skipping the second plane would save nothing); then each query token's scores are joined, the best
-// are shortlisted by plane 0, ranked by both planes and selected. Attention over all selections follows.
+// Per unit (sequence, KV head) the sketch is scanned once for both planes: a block of 16 tokens nearly always holds a
+// candidate, so skipping the second plane would save nothing. Then each query token's scores are joined, the best are
+// shortlisted by plane 0, ranked by both planes and selected. Attention over all selections follows.
 #include <cmath>
 #include <limits>
 
@@ -27,7 +27,9 @@ using slicing::SelectArgs;
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-int64_t at(const TensorView& v, int64_t b, int64_t t, int64_t h) { return b * v.stride[0] + t * v.stride[1] + h * v.stride[2]; }
+int64_t at(const TensorView& v, int64_t b, int64_t t, int64_t h) {
+  return b * v.stride[0] + t * v.stride[1] + h * v.stride[2];
+}
 
 // ---- tokens, by the sketch ----
 
@@ -35,13 +37,20 @@ int64_t at(const TensorView& v, int64_t b, int64_t t, int64_t h) { return b * v.
 class TokenRow {
  public:
   TokenRow(const AttendArgs& a, const SelectArgs& s, const ScanUnit& u, int64_t t)
-      : a_(a), s_(s), u_(u), t_(t), n_(u.visible(t)), G_(static_cast<int>(u.shape.G)), row_(t * u.shape.G * u.shape.positions) {}
+      : a_(a),
+        s_(s),
+        u_(u),
+        t_(t),
+        n_(u.visible(t)),
+        G_(static_cast<int>(u.shape.G)),
+        row_(t * u.shape.G * u.shape.positions) {}
 
   void run() {
     const int64_t K = a_.indices.shape[3], spans = slicing::span_room(s_);
     // A shortlist takes at most all positions; compact scores follow it.
     const int64_t room = n_ + 2 * W;
-    const int64_t bytes = 2 * spans * int64_t{sizeof(Span)} + room * 2 + room * 4 + G_ * room * 2 + G_ * int64_t{2 * sizeof(HeadReference)} + 1024;
+    const int64_t bytes = 2 * spans * int64_t{sizeof(Span)} + room * 2 + room * 4 + G_ * room * 2 +
+                          G_ * int64_t{2 * sizeof(HeadReference)} + 1024;
     Carver carve(thread_scratch(bytes));
     SelectRow row = slicing::select_row(s_, u_.b, u_.h, n_, carve.take<Span>(spans));
     joined_ = carve.take<int16_t>(room);
@@ -68,14 +77,20 @@ class TokenRow {
   bool one_plane_softmax() const { return a_.planes == 1 && a_.pool == Pool::softmax; }
   const int16_t* first(int g) const { return u_.first + row_ + g * u_.shape.positions; }
   const int16_t* second(int g) const { return u_.second + row_ + g * u_.shape.positions; }
-  const float* bias() const { return a_.attention.key_bias.given() ? a_.attention.key_bias.as<const float>() + u_.b * a_.attention.key_bias.stride[0] : nullptr; }
+  const float* bias() const {
+    return a_.attention.key_bias.given()
+               ? a_.attention.key_bias.as<const float>() + u_.b * a_.attention.key_bias.stride[0]
+               : nullptr;
+  }
 
   void add_bias(int16_t* scores, int64_t n, const int32_t* positions) const {
     const float* bias = this->bias();
     for (int64_t i = 0; bias && i < n; ++i) {
       const float steps = std::nearbyint(bias[positions ? positions[i] : i] * slicing::kScoreSteps);
       const float moved = scores[i] + (steps > -1048576.0f ? (steps < 1048576.0f ? steps : 1048576.0f) : -1048576.0f);
-      scores[i] = static_cast<int16_t>(moved < slicing::kScoreMin ? slicing::kScoreMin : moved > -slicing::kScoreMin ? -slicing::kScoreMin : moved);
+      scores[i] = static_cast<int16_t>(moved < slicing::kScoreMin    ? slicing::kScoreMin
+                                       : moved > -slicing::kScoreMin ? -slicing::kScoreMin
+                                                                     : moved);
     }
   }
 
@@ -108,8 +123,11 @@ class TokenRow {
     SelectRow inner;  // the same problem with list entries for units
     inner.visible = listed;
     inner.spans = spans_;
-    const auto entry = [&](int32_t token) { return static_cast<int32_t>(std::lower_bound(list_, list_ + listed, token) - list_); };
-    for (int32_t i = 0; i < row.span_count; ++i) inner.spans[inner.span_count++] = {entry(row.spans[i].begin), entry(row.spans[i].end)};
+    const auto entry = [&](int32_t token) {
+      return static_cast<int32_t>(std::lower_bound(list_, list_ + listed, token) - list_);
+    };
+    for (int32_t i = 0; i < row.span_count; ++i)
+      inner.spans[inner.span_count++] = {entry(row.spans[i].begin), entry(row.spans[i].end)};
     const auto cut = cut_by_count(compact_, inner, row.count() - row.forced);
     int64_t ties = cut.ties;
     int32_t *p = out, from = 0;
@@ -167,22 +185,12 @@ class TokenRow {
 
 void select_tokens(const AttendArgs& a, const SelectArgs& s) {
   const slicing::AttentionArgs& c = a.attention;
-  const int64_t Hkv = c.kv.k_cache.shape[1];
-  const ScanShape shape(c.q, Hkv, c.max_seq_len);
-  const int64_t units = c.q.shape[0] * Hkv, wave = shape.wave(units, 2);
-  const CallScratch scratch({}, wave * shape.unit_bytes(2));
-  for (int64_t begin = 0; begin < units; begin += wave) {
-    const int64_t count = std::min(wave, units - begin);
-    const auto unit = [&](int64_t i) { return ScanUnit(shape, c.kv.seq_lens, scratch.data() + i * shape.unit_bytes(2), begin + i, 2); };
-    parallel_for(count, [&](int64_t i) { unit(i).set_queries(c.q, c.scale); });
-    parallel_for(count * shape.chunks, [&](int64_t i) {
-      unit(i / shape.chunks).scan(a.bits, a.norm, c.kv.block_table, a.planes, i % shape.chunks, a.planes == 2);
-    });
-    parallel_for(count * shape.T, [&](int64_t i) {
-      const ScanUnit u = unit(i / shape.T);
-      TokenRow(a, s, u, i % shape.T).run();
-    });
-  }
+  const ScanShape shape(c.q, c.kv.k_cache.shape[1], c.max_seq_len);
+  const auto scan = [&](const ScanUnit& u, int64_t chunk) {
+    u.scan(a.bits, a.norm, c.kv.block_table, a.planes, chunk, a.planes == 2);
+  };
+  for_each_unit(shape, c.q, c.kv.seq_lens, c.scale, 2, scan,
+                [&](const ScanUnit& u, int64_t t) { TokenRow(a, s, u, t).run(); });
 }
 
 // ---- pages, by their summaries ----
@@ -192,13 +200,15 @@ void select_pages(const AttendArgs& a, SelectArgs s) {
   const int64_t B = c.q.shape[0], T = c.q.shape[1], Hkv = c.kv.k_cache.shape[1], M = s.scores.shape[3];
   const CallScratch memory({}, B * T * Hkv * M * int64_t{4});
   s.scores = view_of(memory.data(), DType::f32, B, T, Hkv, M);
-  score_pages({c.q, a.summary, c.kv.block_table, c.kv.seq_lens, s.page, a.beta, a.pool, c.scale, c.max_seq_len, s.scores});
+  score_pages(
+      {c.q, a.summary, c.kv.block_table, c.kv.seq_lens, s.page, a.beta, a.pool, c.scale, c.max_seq_len, s.scores});
   if (c.key_bias.given()) {
     for (int64_t row = 0; row < B * T * Hkv; ++row) {
       const float* bias = c.key_bias.as<const float>() + row / (T * Hkv) * c.key_bias.stride[0];
       for (int64_t m = 0; m < M; ++m) {
         const float* from = bias + m * s.page;
-        s.scores.as<float>()[row * M + m] += *std::max_element(from, from + std::min(s.page, c.max_seq_len - m * s.page));
+        s.scores.as<float>()[row * M + m] +=
+            *std::max_element(from, from + std::min(s.page, c.max_seq_len - m * s.page));
       }
     }
   }
@@ -222,14 +232,17 @@ void estimate_unread_pages(const AttendArgs& a, const SelectArgs& s, int64_t row
       ++chosen;
       continue;
     }
-    load_row(a.summary, table[static_cast<uint32_t>(m)] * a.summary.stride[0] + h * a.summary.stride[1], D, 1.0f, q + D);
+    load_row(a.summary, table[static_cast<uint32_t>(m)] * a.summary.stride[0] + h * a.summary.stride[1], D, 1.0f,
+             q + D);
     double logit = 0;
     for (int64_t d = 0; d < D; ++d) logit += q[d] * q[D + d];
     const double bigger = std::max(top, logit);
-    sum = sum * std::exp(top - bigger) + static_cast<double>(std::min(s.page, visible - m * s.page)) * std::exp(logit - bigger);
+    sum = sum * std::exp(top - bigger) +
+          static_cast<double>(std::min(s.page, visible - m * s.page)) * std::exp(logit - bigger);
     top = bigger;
   }
-  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = sum > 0 ? static_cast<float>(top + std::log(sum)) : kNothing;
+  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] =
+      sum > 0 ? static_cast<float>(top + std::log(sum)) : kNothing;
 }
 
 // ---- the result ----
@@ -243,7 +256,8 @@ void attend_dense_head(const AttendArgs& a, int64_t b, int64_t t, int64_t head) 
     v.data = v.as<char>() + i * v.stride_bytes(axis);
     v.shape[axis] = 1;
   };
-  int64_t length = visible_positions(index_at(one.kv.seq_lens, b * one.kv.seq_lens.stride[0]), one.q.shape[1], t, one.max_seq_len);
+  int64_t length =
+      visible_positions(index_at(one.kv.seq_lens, b * one.kv.seq_lens.stride[0]), one.q.shape[1], t, one.max_seq_len);
   for (TensorView* v : {&one.q, &one.out}) narrow(*v, 0, b), narrow(*v, 1, t), narrow(*v, 2, head);
   narrow(one.lse, 0, b), narrow(one.lse, 1, t), narrow(one.lse, 2, head);
   for (TensorView* v : {&one.kv.k_cache, &one.kv.v_cache}) {
@@ -270,7 +284,8 @@ void finish(const AttendArgs& a) {
     const float lse = c.lse.as<const float>()[at(c.lse, b, t, head)];
     const int32_t count = a.counts.as<const int32_t>()[at(a.counts, b, t, head / G)];
     const int64_t unit = a.summary.given() ? c.kv.k_cache.shape[2] : 1;
-    const int64_t visible = visible_positions(index_at(c.kv.seq_lens, b * c.kv.seq_lens.stride[0]), T, t, c.max_seq_len);
+    const int64_t visible =
+        visible_positions(index_at(c.kv.seq_lens, b * c.kv.seq_lens.stride[0]), T, t, c.max_seq_len);
     status = count == slicing::ceil_div(visible, unit) ? slicing::kDenseShort : slicing::kSliced;
     omitted = omitted == kNothing ? 0.0f : 1.0f / (1.0f + std::exp(lse - omitted));
     if (omitted > a.max_omitted_mass) {
@@ -305,7 +320,9 @@ void attend(const AttendArgs& a) {
   slicing::AttentionArgs sliced = a.attention;
   sliced.selected = {a.indices, a.counts, s.unit};
   sliced_attention(sliced);
-  if (a.summary.given()) parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2], [&](int64_t row) { estimate_unread_pages(a, s, row); });
+  if (a.summary.given())
+    parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2],
+                 [&](int64_t row) { estimate_unread_pages(a, s, row); });
   finish(a);
 }
 

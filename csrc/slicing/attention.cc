@@ -1,6 +1,6 @@
 // sliced_attention: checks, then the backend.
-#include "core/isa.h"
 #include "slicing/attention.h"
+#include "core/isa.h"
 #include "slicing/validate.h"
 
 SIC_CPU_OP(sliced_attention, slicing::AttentionArgs)
@@ -12,10 +12,12 @@ AttentionPlan plan_attention(const AttentionArgs& a) {
   const int64_t B = a.q.shape[0], T = a.q.shape[1], Hkv = a.kv.k_cache.shape[1];
   p.group = a.q.shape[2] / Hkv;
   // Every query token of a sliced call has a list of its own; a dense call reads K and V once for several rows.
-  p.tokens_per_task = a.selected.indices.given() ? 1 : std::max<int64_t>(1, std::min<int64_t>(T, kRowsPerTask / p.group));
+  p.tokens_per_task =
+      a.selected.indices.given() ? 1 : std::max<int64_t>(1, std::min<int64_t>(T, kRowsPerTask / p.group));
   p.token_tasks = ceil_div(T, p.tokens_per_task);
   int64_t listed = a.max_seq_len;
-  if (a.selected.indices.given()) listed = a.selected.indices.shape[3] * (a.selected.unit == Unit::page ? a.kv.k_cache.shape[2] : 1);
+  if (a.selected.indices.given())
+    listed = a.selected.indices.shape[3] * (a.selected.unit == Unit::page ? a.kv.k_cache.shape[2] : 1);
   p.splits = std::max<int64_t>(1, ceil_div(std::min(listed, a.max_seq_len), kSplitTokens));
   if (B * Hkv * p.token_tasks >= kTasksWithoutSplit) p.splits = 1;
   p.rows = B * T * a.q.shape[2];
@@ -35,7 +37,8 @@ void check_attention(const Check& check, const AttentionArgs& a) {
   if (a.selected.indices.given()) check_selection(check, a.selected, d, T, a.kv.seq_lens);
   if (a.key_bias.given()) {
     check.tensor("key_bias", a.key_bias, DType::f32, {d.B, -1});
-    check.value(a.key_bias.shape[1] >= a.max_seq_len, "key_bias", double(a.key_bias.shape[1]), "at least max_seq_len columns");
+    check.value(a.key_bias.shape[1] >= a.max_seq_len, "key_bias", double(a.key_bias.shape[1]),
+                "at least max_seq_len columns");
   }
   if (a.sinks.given()) check.tensor("sinks", a.sinks, DType::f32, {Hq});
   check.value(a.softcap >= 0, "softcap", a.softcap, "0 (none) or more");
@@ -53,8 +56,10 @@ void check_attention_outputs(const Check& check, const AttentionArgs& a) {
 void check_workspace(const Check& check, const TensorView& workspace, int64_t bytes) {
   if (!workspace.given()) return;
   check.tensor("workspace", workspace, DType::u8, 1);
-  check.value(workspace.shape[0] >= bytes, "workspace", double(workspace.shape[0]), ("at least " + std::to_string(bytes) + " bytes").c_str());
-  check.value(reinterpret_cast<uintptr_t>(workspace.data) % 16 == 0, "workspace", double(reinterpret_cast<uintptr_t>(workspace.data) % 16), "16-byte alignment");
+  check.value(workspace.shape[0] >= bytes, "workspace", double(workspace.shape[0]),
+              ("at least " + std::to_string(bytes) + " bytes").c_str());
+  check.value(reinterpret_cast<uintptr_t>(workspace.data) % 16 == 0, "workspace",
+              double(reinterpret_cast<uintptr_t>(workspace.data) % 16), "16-byte alignment");
 }
 
 void sliced_attention(const AttentionArgs& a, const Exec& exec) {

@@ -6,9 +6,9 @@
 
 namespace sic::slicing {
 
-constexpr int64_t kSplitTokens = 1024;        // listed tokens of one split: fixed, so a row's sums never depend on its batch
-constexpr int64_t kRowsPerTask = 32;          // query rows that share one pass over K and V
-constexpr int64_t kTasksWithoutSplit = 256;   // enough tasks to feed the threads: splits then run one after another
+constexpr int64_t kSplitTokens = 1024;  // listed tokens of one split: fixed, so a row's sums never depend on its batch
+constexpr int64_t kRowsPerTask = 32;    // query rows that share one pass over K and V
+constexpr int64_t kTasksWithoutSplit = 256;  // enough tasks to feed the threads: splits then run one after another
 
 struct AttentionPlan {
   int64_t group = 1, tokens_per_task = 1, token_tasks = 1;

@@ -1,9 +1,9 @@
 // sliced_attention on the CPU.
 //
 // A task is one KV head, a few query rows and one split of the listed tokens. It walks the list in tiles: K rows give a
-// tile of logits, an online softmax (base 2) gives weights, V rows are added to the rows' sums. Each K and V row is read
-// once for all query heads of its group. Tiles and splits have fixed boundaries and every row's sums are added in the same
-// order however rows are grouped: results are bitwise equal across batches, thread counts and full selections.
+// tile of logits, an online softmax (base 2) gives weights, V rows are added to the rows' sums. Each K and V row is
+// read once for all query heads of its group. Tiles and splits have fixed boundaries and every row's sums are added in
+// the same order however rows are grouped: results are bitwise equal across batches, thread counts and full selections.
 #include <cmath>
 #include <limits>
 
@@ -22,7 +22,7 @@ using slicing::AttentionArgs;
 using slicing::AttentionPlan;
 using slicing::Unit;
 
-constexpr int kTile = 32;  // this tile's and the next one's K and V rows fit the first-level cache together
+constexpr int kTile = 16;  // this tile's and the next one's K and V rows fit the first-level cache together
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -38,15 +38,19 @@ struct Ahead {
 
 // logits[r][j] = q[r] . k[j] for R rows of q (padded to Dp floats) and tile tokens j < n.
 template <class T, int R>
-SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, int n, int64_t D, float* logits, Ahead ahead) {
+SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, int n, int64_t D, float* logits,
+                            Ahead ahead) {
   constexpr int N = W / R;  // tokens at a time: R * N sums make one vector
   const int64_t whole = D / W * W;
   for (int j = 0; j < n; j += N) {
     const T* row[N];
     SIC_UNROLL for (int i = 0; i < N; ++i) row[i] = reinterpret_cast<const T*>(k[j + i < n ? j + i : n - 1]);
-    for (int i = j; i < j + N && i < ahead.n; ++i) prefetch_row(ahead.rows[i], D * sizeof(T));
+    const int fetch = ahead.n - j < N ? ahead.n - j : N;
     vf sum[W] = {};
     for (int64_t d = 0; d < whole; d += W) {
+      // A line at a time, between the sums: a burst would fill the queue of outstanding misses and stop the arithmetic.
+      if (d * sizeof(T) % 64 == 0)
+        for (int i = 0; i < fetch; ++i) prefetch(ahead.rows[j + i] + d * sizeof(T));
       vf kv[N];
       SIC_UNROLL for (int i = 0; i < N; ++i) kv[i] = load(row[i] + d);
       SIC_UNROLL for (int r = 0; r < R; ++r) {
@@ -68,16 +72,16 @@ SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, in
 
 // acc[r] = acc[r] * decay[r] + sum over j in [from, to) of p[r][j] * v[j].
 template <class T, int R>
-SIC_INLINE void tile_values(const float* p, const float* decay, const char* const* v, int from, int to, int64_t D, float* acc, int64_t Dp,
-                            Ahead ahead) {
+SIC_INLINE void tile_values(const float* p, const float* decay, const char* const* v, int from, int to, int64_t D,
+                            float* acc, int64_t Dp, Ahead ahead) {
   constexpr int C = (W == 16 ? 16 : 8) / R;  // vectors of a row at a time: R * C sums stay in registers
   int64_t d = 0;
   for (; d + C * W <= D; d += C * W) {
     vf sum[R][C];
-    SIC_UNROLL for (int r = 0; r < R; ++r)
-      SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] = load(acc + r * Dp + d + c * W) * splat(decay[r]);
+    SIC_UNROLL for (int r = 0; r < R; ++r) SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] =
+        load(acc + r * Dp + d + c * W) * splat(decay[r]);
     for (int j = from; j < to; ++j) {
-      if (d == 0 && j < ahead.n) prefetch_row(ahead.rows[j], D * sizeof(T));
+      if (j < ahead.n) prefetch_row(ahead.rows[j] + d * sizeof(T), C * W * sizeof(T));
       const T* row = reinterpret_cast<const T*>(v[j]) + d;
       vf x[C];
       SIC_UNROLL for (int c = 0; c < C; ++c) x[c] = load(row + c * W);
@@ -86,8 +90,8 @@ SIC_INLINE void tile_values(const float* p, const float* decay, const char* cons
         SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
       }
     }
-    SIC_UNROLL for (int r = 0; r < R; ++r)
-      SIC_UNROLL for (int c = 0; c < C; ++c) store(acc + r * Dp + d + c * W, sum[r][c]);
+    SIC_UNROLL for (int r = 0; r < R; ++r) SIC_UNROLL for (int c = 0; c < C; ++c)
+        store(acc + r * Dp + d + c * W, sum[r][c]);
   }
   for (; d < D; d += W) {
     const int left = static_cast<int>(D - d < W ? D - d : W);
@@ -124,6 +128,7 @@ struct Rows {
   float* q;       // [rows][Dkp], scaled to base 2 unless a softcap comes between
   float* acc;     // [rows][Dvp]
   float* logits;  // [rows][kTile]
+  float* decay;   // [rows]: what a tile's new maximum leaves of the sums
   RowState* state;
   int32_t* from;  // per row: listed positions allowed, [from, to)
   int32_t* to;
@@ -151,7 +156,8 @@ class Worker {
   int64_t set_up_rows(const Place&, Rows&, char* scratch) const;  // returns the bytes used
   void clear(Rows&) const;
   int64_t listed(const Place&) const;
-  void fill_tile(const Place&, const CacheRows& k, const CacheRows& v, const Rows&, int64_t begin, int64_t end, Tile&) const;
+  void fill_tile(const Place&, const CacheRows& k, const CacheRows& v, const Rows&, int64_t begin, int64_t end,
+                 Tile&) const;
   template <class T>
   void add_split(const Place&, const CacheRows& k, const CacheRows& v, Rows&, int64_t begin, int64_t end) const;
   template <class T>
@@ -177,7 +183,7 @@ Worker::Place Worker::place(int64_t task) const {
 
 int64_t scratch_bytes(const AttentionArgs& a, const AttentionPlan& plan) {
   const int64_t rows = plan.tokens_per_task * plan.group + 3;
-  const int64_t floats = padded(a.q.shape[3]) + 2 * padded(a.kv.v_cache.shape[3]) + kTile + 8;
+  const int64_t floats = padded(a.q.shape[3]) + 2 * padded(a.kv.v_cache.shape[3]) + kTile + 12;
   return rows * floats * int64_t{4} + 1024;  // and the gaps between the parts
 }
 
@@ -191,11 +197,13 @@ int64_t Worker::set_up_rows(const Place& p, Rows& rows, char* scratch) const {
   rows.q = carve.take<float>(room * rows.Dkp);
   rows.acc = carve.take<float>(room * rows.Dvp);
   rows.logits = carve.take<float>(room * kTile);
+  rows.decay = carve.take<float>(room);
   rows.state = carve.take<RowState>(room);
   rows.from = carve.take<int32_t>(room);
   rows.to = carve.take<int32_t>(room);
   std::memset(rows.q, 0, room * rows.Dkp * sizeof(float));
   std::memset(rows.logits, 0, room * kTile * sizeof(float));
+  std::memset(rows.decay, 0, room * sizeof(float));
   const float factor = a_.scale * slicing::scale_at(a_.kv.k_scale, p.h) * (a_.softcap > 0 ? 1.0f : kLog2e);
   const int64_t seq_len = index_at(a_.kv.seq_lens, p.b * a_.kv.seq_lens.stride[0]);
   for (int r = 0; r < rows.count; ++r) {
@@ -222,17 +230,20 @@ int64_t Worker::listed(const Place& p) const {
     const int64_t seq_len = index_at(a_.kv.seq_lens, p.b * a_.kv.seq_lens.stride[0]);
     return visible_positions(seq_len, a_.q.shape[1], p.t + p.tokens - 1, a_.max_seq_len);
   }
-  const int64_t n = counts.as<const int32_t>()[p.b * counts.stride[0] + p.t * counts.stride[1] + p.h * counts.stride[2]];
+  const int64_t n =
+      counts.as<const int32_t>()[p.b * counts.stride[0] + p.t * counts.stride[1] + p.h * counts.stride[2]];
   return a_.selected.unit == Unit::token ? n : n * a_.kv.k_cache.shape[2];
 }
 
-void Worker::fill_tile(const Place& p, const CacheRows& k, const CacheRows& v, const Rows& rows, int64_t begin, int64_t end, Tile& tile) const {
+void Worker::fill_tile(const Place& p, const CacheRows& k, const CacheRows& v, const Rows& rows, int64_t begin,
+                       int64_t end, Tile& tile) const {
   tile.n = 0;
   if (!a_.selected.indices.given()) {
     for (int64_t i = begin; i < end; ++i) tile.pos[tile.n++] = static_cast<int32_t>(i);
   } else {
     const TensorView& indices = a_.selected.indices;
-    const int32_t* list = indices.as<const int32_t>() + p.b * indices.stride[0] + p.t * indices.stride[1] + p.h * indices.stride[2];
+    const int32_t* list =
+        indices.as<const int32_t>() + p.b * indices.stride[0] + p.t * indices.stride[1] + p.h * indices.stride[2];
     for (int64_t i = begin; i < end; ++i) {
       uint32_t pos;
       if (a_.selected.unit == Unit::token) {
@@ -241,12 +252,14 @@ void Worker::fill_tile(const Place& p, const CacheRows& k, const CacheRows& v, c
         const uint32_t page = k.split.index(static_cast<uint32_t>(i));
         pos = static_cast<uint32_t>(list[page]) * k.split.page + (static_cast<uint32_t>(i) - page * k.split.page);
       }
-      if (static_cast<int32_t>(pos) < rows.to[0] && static_cast<int32_t>(pos) >= rows.from[0]) tile.pos[tile.n++] = static_cast<int32_t>(pos);
+      if (static_cast<int32_t>(pos) < rows.to[0] && static_cast<int32_t>(pos) >= rows.from[0])
+        tile.pos[tile.n++] = static_cast<int32_t>(pos);
     }
   }
   for (int j = 0; j < tile.n; ++j) {
-    tile.k[j] = k[static_cast<uint32_t>(tile.pos[j])];
-    tile.v[j] = v[static_cast<uint32_t>(tile.pos[j])];
+    const RowPlace row = k.place(static_cast<uint32_t>(tile.pos[j]));
+    tile.k[j] = k.at(row);
+    tile.v[j] = v.at(row);
   }
 }
 
@@ -261,11 +274,12 @@ void Worker::finish_logits(const Place& p, const Tile& tile, float* logits) cons
 }
 
 template <class T>
-void Worker::add_tile(const Place& p, const Tile& tile, const Tile& next, Rows& rows, int row, int count, int from, int to) const {
+void Worker::add_tile(const Place& p, const Tile& tile, const Tile& next, Rows& rows, int row, int count, int from,
+                      int to) const {
   in_row_groups(count, [&](auto R, int r) {
-    tile_logits<T, R()>(rows.q + (row + r) * rows.Dkp, rows.Dkp, tile.k, to, rows.Dk, rows.logits + (row + r) * kTile, {next.k, r == 0 ? next.n : 0});
+    tile_logits<T, R()>(rows.q + (row + r) * rows.Dkp, rows.Dkp, tile.k, to, rows.Dk, rows.logits + (row + r) * kTile,
+                        {next.k, r == 0 ? next.n : 0});
   });
-  float decay[kTile];
   for (int r = row; r < row + count; ++r) {
     float* logits = rows.logits + r * kTile;
     finish_logits(p, tile, logits);
@@ -282,18 +296,19 @@ void Worker::add_tile(const Place& p, const Tile& tile, const Tile& next, Rows& 
       store(logits + j, e);
       total += e;
     }
-    decay[r - row] = s.max == kNone ? 0.0f : reduce_max(exp2(splat(s.max - base)));
-    s.sum = s.sum * decay[r - row] + reduce_add(total);
+    rows.decay[r] = s.max == kNone ? 0.0f : reduce_max(exp2(splat(s.max - base)));
+    s.sum = s.sum * rows.decay[r] + reduce_add(total);
     s.max = new_max;
   }
-  for (int r = count; r < (count + 3) / 4 * 4; ++r) decay[r] = 0;  // padding rows
   in_row_groups(count, [&](auto R, int r) {
-    tile_values<T, R()>(rows.logits + (row + r) * kTile, decay + r, tile.v, from, to, rows.Dv, rows.acc + (row + r) * rows.Dvp, rows.Dvp, {next.v, r == 0 ? next.n : 0});
+    tile_values<T, R()>(rows.logits + (row + r) * kTile, rows.decay + row + r, tile.v, from, to, rows.Dv,
+                        rows.acc + (row + r) * rows.Dvp, rows.Dvp, {next.v, r == 0 ? next.n : 0});
   });
 }
 
 template <class T>
-void Worker::add_split(const Place& p, const CacheRows& k, const CacheRows& v, Rows& rows, int64_t begin, int64_t end) const {
+void Worker::add_split(const Place& p, const CacheRows& k, const CacheRows& v, Rows& rows, int64_t begin,
+                       int64_t end) const {
   Tile tile, next;
   fill_tile(p, k, v, rows, begin, std::min(begin + kTile, end), tile);
   for (int64_t i = begin; i < end; i += kTile, tile = next) {
@@ -336,7 +351,8 @@ void write_result(const AttentionArgs& a, int64_t b, int64_t t, int64_t head, Ro
     s.sum = values.sum * keep + (std::exp2(sink - s.max));
   }
   const bool empty = s.max == kNone;
-  a.lse.as<float>()[b * a.lse.stride[0] + t * a.lse.stride[1] + head * a.lse.stride[2]] = empty ? kNone : (s.max + std::log2(s.sum)) * kLn2;
+  a.lse.as<float>()[b * a.lse.stride[0] + t * a.lse.stride[1] + head * a.lse.stride[2]] =
+      empty ? kNone : (s.max + std::log2(s.sum)) * kLn2;
   const int64_t h = head / (a.q.shape[2] / a.kv.k_cache.shape[1]);
   const float factor = empty ? 0.0f : keep / s.sum * slicing::scale_at(a.kv.v_scale, h);
   store_row(a.out, b * a.out.stride[0] + t * a.out.stride[1] + head * a.out.stride[2], a.out.shape[3], acc, factor);
@@ -376,10 +392,12 @@ void Worker::run(int64_t task, float* partials) const {
   for (int64_t begin = 0; begin < n; begin += slicing::kSplitTokens) {
     if (begin > 0) clear(rows);
     add_split<T>(p, k, v, rows, begin, std::min(n, begin + slicing::kSplitTokens));
-    for (int r = 0; r < rows.count; ++r) merge_into(total[r], total_acc + r * rows.Dvp, rows.state[r], rows.acc + r * rows.Dvp, rows.Dv);
+    for (int r = 0; r < rows.count; ++r)
+      merge_into(total[r], total_acc + r * rows.Dvp, rows.state[r], rows.acc + r * rows.Dvp, rows.Dv);
   }
   for (int r = 0; r < rows.count; ++r)
-    write_result(a_, p.b, p.t + r / plan_.group, p.h * plan_.group + r % plan_.group, total[r], total_acc + r * rows.Dvp);
+    write_result(a_, p.b, p.t + r / plan_.group, p.h * plan_.group + r % plan_.group, total[r],
+                 total_acc + r * rows.Dvp);
 }
 
 // Row (b, t, head): its partials merged in the order of the splits.
@@ -404,7 +422,8 @@ void run_all(const AttentionArgs& a) {
   const int64_t tasks = a.q.shape[0] * a.kv.k_cache.shape[1] * plan.token_tasks * plan.splits;
   parallel_for(tasks, [&](int64_t task) { worker.run<T>(task, reinterpret_cast<float*>(partials.data())); });
   if (plan.splits == 1) return;
-  parallel_for(plan.rows, [&](int64_t row) { merge_partials(a, plan, reinterpret_cast<const float*>(partials.data()), row); });
+  parallel_for(plan.rows,
+               [&](int64_t row) { merge_partials(a, plan, reinterpret_cast<const float*>(partials.data()), row); });
 }
 
 }  // namespace

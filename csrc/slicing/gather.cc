@@ -21,11 +21,14 @@ CacheDims check_gather(const Check& check, const GatherArgs& a) {
 
 int64_t gathered_of_row(const GatherArgs& a, int64_t b, int64_t t, int64_t h) {
   const Selected& s = a.selected;
-  const int64_t n = s.counts.as<const int32_t>()[b * s.counts.stride[0] + t * s.counts.stride[1] + h * s.counts.stride[2]];
+  const int64_t n =
+      s.counts.as<const int32_t>()[b * s.counts.stride[0] + t * s.counts.stride[1] + h * s.counts.stride[2]];
   if (s.unit == Unit::token) return n;
   const int64_t page = a.kv.k_cache.shape[2];
-  const int64_t visible = visible_positions(index_at(a.kv.seq_lens, b * a.kv.seq_lens.stride[0]), s.indices.shape[1], t, INT32_MAX);
-  const int32_t* list = s.indices.as<const int32_t>() + b * s.indices.stride[0] + t * s.indices.stride[1] + h * s.indices.stride[2];
+  const int64_t visible =
+      visible_positions(index_at(a.kv.seq_lens, b * a.kv.seq_lens.stride[0]), s.indices.shape[1], t, INT32_MAX);
+  const int32_t* list =
+      s.indices.as<const int32_t>() + b * s.indices.stride[0] + t * s.indices.stride[1] + h * s.indices.stride[2];
   int64_t rows = 0;
   for (int64_t i = 0; i < n; ++i) rows += std::min(page, visible - list[i] * page);
   return rows;

@@ -12,7 +12,8 @@ namespace sic::slicing {
 void key_sketch(const KeySketchArgs& a, const Exec& exec) {
   const Check check("key_sketch", exec.device);
   check.tensor("k_cache", a.k_cache, kCacheFloats, 4);
-  const CacheDims d = check_cache(check, "k_cache", a.k_cache, kCacheFloats, a.block_table, a.seq_lens, a.k_cache.shape[2]);
+  const CacheDims d =
+      check_cache(check, "k_cache", a.k_cache, kCacheFloats, a.block_table, a.seq_lens, a.k_cache.shape[2]);
   const int64_t D = a.k_cache.shape[3];
   check.tensor("params.centre", a.centre, DType::f32, {d.Hkv, D});
   check_scale(check, "k_scale", a.k_scale, a.k_cache, d.Hkv);

@@ -66,7 +66,8 @@ void merge_states(const slicing::MergeStatesArgs& a) {
   for_rows(a.out.shape[0] * H, [&](int64_t i) {
     const int64_t r = i / H, h = i % H;
     const auto at = [&](const TensorView& v) { return r * v.stride[0] + h * v.stride[1]; };
-    const Part parts[2] = {{&a.out_a, at(a.out_a), lse_at(a.lse_a, at(a.lse_a))}, {&a.out_b, at(a.out_b), lse_at(a.lse_b, at(a.lse_b))}};
+    const Part parts[2] = {{&a.out_a, at(a.out_a), lse_at(a.lse_a, at(a.lse_a))},
+                           {&a.out_b, at(a.out_b), lse_at(a.lse_b, at(a.lse_b))}};
     merge_row(2, [&](int64_t p) { return parts[p]; }, a.out, at(a.out), a.lse.as<float>() + at(a.lse));
   });
 }
@@ -79,7 +80,8 @@ void merge_many(const slicing::MergeArgs& a) {
       return Part{&a.outs, p * a.outs.stride[0] + r * a.outs.stride[1] + h * a.outs.stride[2],
                   lse_at(a.lses, p * a.lses.stride[0] + r * a.lses.stride[1] + h * a.lses.stride[2])};
     };
-    merge_row(a.outs.shape[0], part, a.out, r * a.out.stride[0] + h * a.out.stride[1], a.lse.as<float>() + r * a.lse.stride[0] + h * a.lse.stride[1]);
+    merge_row(a.outs.shape[0], part, a.out, r * a.out.stride[0] + h * a.out.stride[1],
+              a.lse.as<float>() + r * a.lse.stride[0] + h * a.lse.stride[1]);
   });
 }
 

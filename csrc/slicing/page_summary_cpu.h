@@ -47,7 +47,8 @@ inline float round_to(float x, DType dtype) {
 }
 
 // Summary of the first `live` keys of one page and head; temp: 3 * D floats.
-inline void summarise_page(const TensorView& k_cache, const TensorView& summary, int64_t id, int64_t h, int64_t live, float scale, float* temp) {
+inline void summarise_page(const TensorView& k_cache, const TensorView& summary, int64_t id, int64_t h, int64_t live,
+                           float scale, float* temp) {
   const int64_t D = k_cache.shape[3];
   float *low = temp, *high = temp + D, *row = temp + 2 * D;
   for (int64_t i = 0; i < live; ++i) {

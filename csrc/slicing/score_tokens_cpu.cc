@@ -1,7 +1,6 @@
-// score_tokens and refine_tokens on the CPU: a byte-shuffle scan of the sketch ("fast scan"), then the heads are joined.
+// score_tokens and refine_tokens on the CPU: a byte-shuffle scan of the sketch ("fast scan"), then the heads are
+// joined.
 //
-// A unit is one (sequence, KV head). Scans of a unit are cut into chunks of tokens for the threads; units go in waves, so
-// that the per-head scores between the two steps stay in cache and scratch is bounded.
 #include "slicing/scan_cpu.h"
 
 #include "core/parallel.h"
@@ -15,30 +14,24 @@ using slicing::Pool;
 using slicing::SketchScoreArgs;
 
 void score_tokens(const SketchScoreArgs& a) {
-  const ScanShape s(a.q, a.norm.shape[1], a.max_seq_len);
-  const int64_t units = a.q.shape[0] * s.Hkv, wave = s.wave(units, 1);
-  const CallScratch scratch({}, wave * s.unit_bytes(1));
-  for (int64_t first = 0; first < units; first += wave) {
-    const int64_t count = std::min(wave, units - first);
-    const auto unit = [&](int64_t i) { return ScanUnit(s, a.seq_lens, scratch.data() + i * s.unit_bytes(1), first + i, 1); };
-    parallel_for(count, [&](int64_t i) { unit(i).set_queries(a.q, a.scale); });
-    parallel_for(count * s.chunks, [&](int64_t i) {
-      unit(i / s.chunks).scan(a.bits, a.norm, a.block_table, a.planes, i % s.chunks, false);
-    });
-    parallel_for(count * s.T, [&](int64_t i) {
-      const ScanUnit u = unit(i / s.T);
-      const int64_t t = i % s.T, n = u.visible(t);
-      int16_t* out = a.out.as<int16_t>() + u.b * a.out.stride[0] + t * a.out.stride[1] + u.h * a.out.stride[2];
-      u.join(u.first, t, n, a.pool == Pool::softmax, nullptr, out);
-      std::fill(out + n, out + a.max_seq_len, INT16_MIN);
-    });
-  }
+  const ScanShape shape(a.q, a.norm.shape[1], a.max_seq_len);
+  const auto scan = [&](const ScanUnit& u, int64_t chunk) {
+    u.scan(a.bits, a.norm, a.block_table, a.planes, chunk, false);
+  };
+  const auto join = [&](const ScanUnit& u, int64_t t) {
+    const int64_t n = u.visible(t);
+    int16_t* out = a.out.as<int16_t>() + u.b * a.out.stride[0] + t * a.out.stride[1] + u.h * a.out.stride[2];
+    u.join(u.first, t, n, a.pool == Pool::softmax, nullptr, out);
+    std::fill(out + n, out + a.max_seq_len, INT16_MIN);
+  };
+  for_each_unit(shape, a.q, a.seq_lens, a.scale, 1, scan, join);
 }
 
 namespace {
 
 // Two-plane scores of ascending candidates of one query token: each token block that holds one is scanned once.
-void refine_row(const SketchScoreArgs& a, const ScanUnit& u, int64_t t, const int32_t* list, int64_t count, int16_t* scores, int64_t stride) {
+void refine_row(const SketchScoreArgs& a, const ScanUnit& u, int64_t t, const int32_t* list, int64_t count,
+                int16_t* scores, int64_t stride) {
   const QueryTables tables = u.tables(t);
   const SketchScan scan(tables, a.page, static_cast<int>(a.q.shape[3]), 2);
   const CacheRows bits = sketch_rows(a.bits, a.norm, a.block_table, u.b, u.h);
@@ -47,7 +40,8 @@ void refine_row(const SketchScoreArgs& a, const ScanUnit& u, int64_t t, const in
   for (int64_t i = 0; i < count; ++i) {
     const int64_t page = bits.split.index(static_cast<uint32_t>(list[i])), token = list[i] - page * a.page;
     const int64_t here = list[i] - token % slicing::kTokenBlock;
-    if (here != start) scan.range(bits, a.norm, u.h, here, here + 1, nullptr, block - here, slicing::kTokenBlock), start = here;
+    if (here != start)
+      scan.range(bits, a.norm, u.h, here, here + 1, nullptr, block - here, slicing::kTokenBlock), start = here;
     for (int g = 0; g < u.shape.G; ++g) scores[g * stride + i] = block[g * slicing::kTokenBlock + (list[i] - start)];
   }
 }

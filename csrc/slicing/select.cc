@@ -16,7 +16,8 @@ SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, 
   SelectRow row;
   row.visible = static_cast<int32_t>(ceil_div(tokens, unit));
   int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(tokens));
-  if (a.budgets.given()) budget = std::max<int64_t>(0, index_at(a.budgets, b * a.budgets.stride[0] + h * a.budgets.stride[1]));
+  if (a.budgets.given())
+    budget = std::max<int64_t>(0, index_at(a.budgets, b * a.budgets.stride[0] + h * a.budgets.stride[1]));
   if (tokens <= a.min_len || budget >= tokens)
     row.budget = row.visible;
   else
@@ -51,7 +52,8 @@ int64_t selection_capacity(const SelectArgs& a) {
     const int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(N));
     return std::min(N, std::max({budget, a.sink + a.recent, a.min_len}));
   }
-  const int64_t budget = a.budget >= 0 ? ceil_div(a.budget, a.page) : static_cast<int64_t>(a.ratio * static_cast<double>(N * a.page)) / a.page;
+  const int64_t budget = a.budget >= 0 ? ceil_div(a.budget, a.page)
+                                       : static_cast<int64_t>(a.ratio * static_cast<double>(N * a.page)) / a.page;
   const int64_t forced = ceil_div(a.sink, a.page) + (a.recent > 0 ? ceil_div(a.recent, a.page) + 1 : 0);
   return std::min(N, std::max({int64_t{1}, budget, forced, ceil_div(a.min_len, a.page)}));
 }
@@ -63,7 +65,8 @@ void check_capacity(const Check& check, const SelectArgs& a) {
   std::vector<Span> spans(span_room(a));
   for (int64_t b = 0; b < a.scores.shape[0]; ++b) {
     for (int64_t i = 0; i < T * Hkv; ++i) {
-      const int64_t tokens = visible_positions(index_at(a.seq_lens, b * a.seq_lens.stride[0]), T, i / Hkv, N * (a.unit == Unit::token ? 1 : a.page));
+      const int64_t tokens = visible_positions(index_at(a.seq_lens, b * a.seq_lens.stride[0]), T, i / Hkv,
+                                               N * (a.unit == Unit::token ? 1 : a.page));
       const int32_t count = select_row(a, b, i % Hkv, tokens, spans.data()).count();
       check.require(count <= K, "indices", std::to_string(K) + " slots a row", "at least " + std::to_string(count));
     }
@@ -90,7 +93,8 @@ void select(const SelectArgs& a, const Exec& exec) {
   if (exec.device == Device::cpu) {
     for (int64_t b = 0; b < B; ++b) {
       const int64_t n = index_at(a.seq_lens, b * a.seq_lens.stride[0]);
-      check.require(n >= 0 && n <= limit, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b), "0 to " + std::to_string(limit) + " positions");
+      check.require(n >= 0 && n <= limit, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
+                    "0 to " + std::to_string(limit) + " positions");
     }
   }
   if (exec.check_only && !a.indices.given()) return;

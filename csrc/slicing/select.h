@@ -10,9 +10,9 @@ struct Span {
 
 // One row's problem, in units (tokens or pages).
 struct SelectRow {
-  int32_t visible = 0;  // units to choose from
-  int32_t budget = 0;   // units wanted, forced ones included
-  int32_t forced = 0;   // units in spans
+  int32_t visible = 0;    // units to choose from
+  int32_t budget = 0;     // units wanted, forced ones included
+  int32_t forced = 0;     // units in spans
   Span* spans = nullptr;  // forced, ascending, disjoint, not touching
   int32_t span_count = 0;
 

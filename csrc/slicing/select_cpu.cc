@@ -30,7 +30,8 @@ void fill_steps(const T* scores, int64_t n, int32_t* steps) {
   float top = -std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < n; ++i) top = to_float(scores[i]) > top ? to_float(scores[i]) : top;
   for (int64_t i = 0; i < n; ++i) {
-    const float d = top == to_float(scores[i]) ? 0.0f : std::nearbyint((to_float(scores[i]) - top) * slicing::kScoreSteps);
+    const float d =
+        top == to_float(scores[i]) ? 0.0f : std::nearbyint((to_float(scores[i]) - top) * slicing::kScoreSteps);
     steps[i] = d > -65534.0f ? static_cast<int32_t>(d) : -65534;
   }
 }

@@ -1,5 +1,5 @@
-// Selection on the CPU: the threshold is found by bisection, counting keys with vector compares; one pass then writes the
-// indices in order. Keys are signed integers in the order of the scores.
+// Selection on the CPU: the threshold is found by bisection, counting keys with vector compares; one pass then writes
+// the indices in order. Keys are signed integers in the order of the scores.
 #pragma once
 #include <limits>
 
@@ -100,7 +100,8 @@ bool takes(const Cut<Key>& cut, Key key, int64_t& ties) {
 
 // Free units of [begin, end) that pass the cut, ascending. `ties` counts down. Room for W more than are written.
 template <class Key>
-int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>& cut, int64_t& ties, int32_t* out, const int32_t* out_end) {
+int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>& cut, int64_t& ties, int32_t* out,
+                    const int32_t* out_end) {
   (void)out_end;
   if (cut.none) return out;
   int32_t i = begin;
@@ -115,7 +116,8 @@ int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>&
     __mmask16 chosen = _mm512_cmpgt_epi32_mask(x, threshold), equal = _mm512_cmpeq_epi32_mask(x, threshold);
     while (equal && ties > 0) chosen |= equal & -equal, equal &= equal - 1, --ties;
     if (!chosen) continue;
-    const __m512i index = _mm512_add_epi32(_mm512_set1_epi32(i), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __m512i index =
+        _mm512_add_epi32(_mm512_set1_epi32(i), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     store_as(out, _mm512_maskz_compress_epi32(chosen, index));
     out += __builtin_popcount(chosen);
   }
@@ -143,7 +145,8 @@ int64_t nucleus(const Key* keys, const SelectRow& row, double top_p, Weight weig
     return sum;
   };
   using Limits = std::numeric_limits<Key>;
-  const Key t = bisect(Limits::min(), Limits::max(), [&](Key k) { return static_cast<double>(weight_from(k)) >= target; });
+  const Key t =
+      bisect(Limits::min(), Limits::max(), [&](Key k) { return static_cast<double>(weight_from(k)) >= target; });
   int64_t n = 0, tied = 0;
   uint64_t each = 0;
   for_free(row, [&](int32_t b, int32_t e) {
@@ -156,12 +159,14 @@ int64_t nucleus(const Key* keys, const SelectRow& row, double top_p, Weight weig
 
 // Forced units and those that pass the cut, ascending; the rest of the K slots is -1.
 template <class Key>
-void write_selection(const Key* keys, const SelectRow& row, const Cut<Key>& cut, int32_t* out, int64_t K, int32_t* count) {
-  const int32_t *end = out + K;
+void write_selection(const Key* keys, const SelectRow& row, const Cut<Key>& cut, int32_t* out, int64_t K,
+                     int32_t* count) {
+  const int32_t* end = out + K;
   int32_t *p = out, at = 0;
   int64_t ties = cut.ties;
   for (int32_t s = 0; s <= row.span_count; ++s) {
-    const int32_t begin = s < row.span_count ? row.spans[s].begin : row.visible, stop = s < row.span_count ? row.spans[s].end : row.visible;
+    const int32_t begin = s < row.span_count ? row.spans[s].begin : row.visible,
+                  stop = s < row.span_count ? row.spans[s].end : row.visible;
     p = write_free(keys, at, begin, cut, ties, p, end);
     for (int32_t i = begin; i < stop; ++i) *p++ = i;
     at = stop;
@@ -171,7 +176,8 @@ void write_selection(const Key* keys, const SelectRow& row, const Cut<Key>& cut,
 }
 
 // 16-bit scores in 1/256 nat: the whole selection of a row.
-inline void select_scores(const int16_t* scores, const SelectRow& row, double top_p, int32_t* out, int64_t K, int32_t* count) {
+inline void select_scores(const int16_t* scores, const SelectRow& row, double top_p, int32_t* out, int64_t K,
+                          int32_t* count) {
   int64_t wanted = row.count() - row.forced;
   if (top_p < 1) {
     const int32_t top = scores_max(scores, row.visible);

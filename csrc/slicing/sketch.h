@@ -1,23 +1,25 @@
 // The key sketch, the part that every backend shares: signs, blocks, layout, constants.
 //
 // z = H(signs * (k - centre)) spreads a key evenly over the channels; plane 0 keeps the sign of each z, plane 1 whether
-// |z| is large, one norm per token and head the scale (after RaBitQ, Gao & Long 2024). Everything here is additions in a
-// fixed order and single IEEE operations, so that all backends make the same bits.
+// |z| is large, one norm per token and head the scale (after RaBitQ, Gao & Long 2024). Everything here is additions in
+// a fixed order and single IEEE operations, so that all backends make the same bits.
 #pragma once
 #include <cmath>
 #include <cstdint>
 
 namespace sic::slicing {
 
-constexpr int kSketchMaxDim = 1024;   // dots of one plane stay within 16 bits
-constexpr int kQueryLevels = 31;      // query integers; four of them fit a signed byte
+constexpr int kSketchMaxDim = 1024;       // dots of one plane stay within 16 bits
+constexpr int kQueryLevels = 31;          // query integers; four of them fit a signed byte
 constexpr float kOuterThreshold = 1.25f;  // times the token's mean |z|: one standard deviation of a Gaussian
-constexpr float kOnePlaneGain = 2.2166f;  // E|z|level / E|z| of a Gaussian at that threshold: a 2-plane norm used with plane 0 alone
-constexpr float kScoreSteps = 256;    // scores are in 1/256 nat
-constexpr int kScoreMin = -32767;     // -32768 marks what is not visible
-// One-bit scores overstate large logits: with this share of their spread the estimate of unread mass is unbiased on text.
+constexpr float kOnePlaneGain =
+    2.2166f;  // E|z|level / E|z| of a Gaussian at that threshold: a 2-plane norm used with plane 0 alone
+constexpr float kScoreSteps = 256;  // scores are in 1/256 nat
+constexpr int kScoreMin = -32767;   // -32768 marks what is not visible
+// One-bit scores overstate large logits: with this share of their spread the estimate of unread mass is unbiased on
+// text.
 constexpr float kUnreadShrink = 0.8f;
-constexpr int kTokenBlock = 16;       // tokens whose bytes lie side by side
+constexpr int kTokenBlock = 16;  // tokens whose bytes lie side by side
 
 inline bool sketch_sign_is_negative(uint64_t channel) {
   uint64_t z = (channel + 1) * 0x9E3779B97F4A7C15u;

@@ -132,7 +132,9 @@ struct QueryTables {
   float* factor;    // [heads]: of a 2-plane dot; nats * 256 per unit of norm
 
   static int padded(int row_bytes) { return (row_bytes + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce; }
-  static int64_t bytes(int64_t heads, int64_t D) { return heads * (2 * 16 * padded(slicing::sketch_row_bytes(D)) + 4) + 128; }
+  static int64_t bytes(int64_t heads, int64_t D) {
+    return heads * (2 * 16 * padded(slicing::sketch_row_bytes(D)) + 4) + 128;
+  }
 
   QueryTables(char* memory, int heads_, int D)
       : heads(heads_), row_bytes(static_cast<int>(slicing::sketch_row_bytes(D))), padded_rows(padded(row_bytes)) {
@@ -201,6 +203,22 @@ SIC_INLINE vi round_to_int(vf x) {
 }
 
 typedef uint16_t v8h __attribute__((vector_size(16)));
+typedef int16_t v_block __attribute__((vector_size(2 * slicing::kTokenBlock)));  // one value for each token of a block
+
+// Lanes [i, i + W) of a block, widened. Kept in registers: a wide load of two narrow stores would stall.
+SIC_INLINE vi widen_lanes(v_block v, int i) {
+#if defined(__AVX512BW__)
+  (void)i;
+  return vi(_mm512_cvtepi16_epi32(__m256i(v)));
+#elif defined(__AVX2__)
+  return vi(
+      _mm256_cvtepi16_epi32(i == 0 ? _mm256_castsi256_si128(__m256i(v)) : _mm256_extracti128_si256(__m256i(v), 1)));
+#else
+  vi wide;
+  for (int l = 0; l < W; ++l) wide[l] = v[i + l];
+  return wide;
+#endif
+}
 
 SIC_INLINE v8h add_lanes(vh v) {
 #if defined(__AVX512BW__)
@@ -215,7 +233,7 @@ SIC_INLINE v8h add_lanes(vh v) {
 
 // dots[r][i] = sum over channels of q_r * (2 bit - 1), for the 16 tokens of one plane block.
 template <int R>
-SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block, int16_t (*dots)[slicing::kTokenBlock]) {
+SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block, v_block* dots) {
   // A 16-bit lane holds two tokens' bytes. `both` sums them together modulo 2^16, `odd` the upper byte alone.
   vh both[R] = {}, odd[R] = {};
   const int64_t head_stride = int64_t{32} * q.padded_rows, high_offset = int64_t{16} * q.padded_rows;
@@ -230,7 +248,8 @@ SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block,
     }
   };
   int j = 0;
-  for (; j + QueryTables::kRowsAtOnce <= q.row_bytes; j += QueryTables::kRowsAtOnce) add(load_as<vb>(block + 16 * j), tables + 16 * j);
+  for (; j + QueryTables::kRowsAtOnce <= q.row_bytes; j += QueryTables::kRowsAtOnce)
+    add(load_as<vb>(block + 16 * j), tables + 16 * j);
   if (j < q.row_bytes) {
     uint8_t rest[kBytes] = {};
     std::memcpy(rest, block + 16 * j, 16 * (q.row_bytes - j));
@@ -240,8 +259,13 @@ SIC_INLINE void plane_dots(const QueryTables& q, int head, const uint8_t* block,
     const v8h upper = add_lanes(odd[r]), lower = add_lanes(both[r]) - (upper << 8);
     const uint16_t bias = static_cast<uint16_t>(q.bias());
     const v8h even = lower - bias, uneven = upper - bias;
-    store_as(dots[r], __builtin_shuffle(even, uneven, v8h{0, 8, 1, 9, 2, 10, 3, 11}));
-    store_as(dots[r] + 8, __builtin_shuffle(even, uneven, v8h{4, 12, 5, 13, 6, 14, 7, 15}));
+    const v8h halves[2] = {__builtin_shuffle(even, uneven, v8h{0, 8, 1, 9, 2, 10, 3, 11}),
+                           __builtin_shuffle(even, uneven, v8h{4, 12, 5, 13, 6, 14, 7, 15})};
+#if defined(__AVX2__)
+    dots[r] = v_block(_mm256_set_m128i(__m128i(halves[1]), __m128i(halves[0])));
+#else
+    std::memcpy(&dots[r], halves, sizeof halves);
+#endif
   }
 }
 
@@ -261,7 +285,8 @@ class SketchScan {
 
   // One block of `width` tokens starting at `token` of a page; rows of first/second are `stride` apart.
   // first: scores of plane 0. second (may be null): of both planes.
-  void block(const uint8_t* page_bits, const bf16_t* page_norm, int64_t token, int width, int16_t* first, int16_t* second, int64_t stride) const {
+  void block(const uint8_t* page_bits, const bf16_t* page_norm, int64_t token, int width, int16_t* first,
+             int16_t* second, int64_t stride) const {
     const int64_t offset = token * q_.row_bytes, plane = slicing::sketch_plane_bytes(page_, D_);
     const uint8_t* planes[2] = {page_bits + offset, page_bits + plane + offset};
     if (width == slicing::kTokenBlock) return scores<true>(planes, page_norm + token, width, first, second, stride);
@@ -270,64 +295,75 @@ class SketchScan {
     bf16_t norm[slicing::kTokenBlock] = {};
     std::memcpy(norm, page_norm + token, width * sizeof(bf16_t));
     for (int p = 0; p < (second ? 2 : 1); ++p) {
-      for (int j = 0; j < q_.row_bytes; ++j) std::memcpy(padded[p] + slicing::kTokenBlock * j, planes[p] + width * j, width);
+      for (int j = 0; j < q_.row_bytes; ++j)
+        std::memcpy(padded[p] + slicing::kTokenBlock * j, planes[p] + width * j, width);
       planes[p] = padded[p];
     }
     scores<false>(planes, norm, width, first, second, stride);
   }
 
   // Tokens [begin, end) of one sequence and head.
-  void range(const CacheRows& bits, const TensorView& norm, int64_t h, int64_t begin, int64_t end, int16_t* first, int16_t* second, int64_t stride) const {
+  void range(const CacheRows& bits, const TensorView& norm, int64_t h, int64_t begin, int64_t end, int16_t* first,
+             int16_t* second, int64_t stride) const {
     const int64_t pages_ahead = (kTokensAhead + page_ - 1) / page_;
     for (int64_t pos = begin; pos < end;) {
       const int64_t page = bits.split.index(static_cast<uint32_t>(pos)), token = pos - page * page_;
       const int64_t id = bits.table[static_cast<uint32_t>(page)];
       const int64_t block_start = token / slicing::kTokenBlock * slicing::kTokenBlock;
-      const int width = static_cast<int>(page_ - block_start < slicing::kTokenBlock ? page_ - block_start : slicing::kTokenBlock);
+      const int width =
+          static_cast<int>(page_ - block_start < slicing::kTokenBlock ? page_ - block_start : slicing::kTokenBlock);
       const auto* page_bits = reinterpret_cast<const uint8_t*>(bits.base) + id * bits.page_stride;
       const auto* page_norm = norm.as<const bf16_t>() + id * norm.stride[0] + h * norm.stride[1];
-      if (token == 0 && (page + pages_ahead) * page_ < end) {  // pages lie anywhere: the hardware cannot guess the next one
+      if (token == 0 &&
+          (page + pages_ahead) * page_ < end) {  // pages lie anywhere: the hardware cannot guess the next one
         const int64_t next = bits.table[static_cast<uint32_t>(page + pages_ahead)];
         const char* next_bits = bits.base + next * bits.page_stride;
-        const int64_t plane = slicing::sketch_plane_bytes(page_, D_), first_bytes = plane < kPageBytesAhead ? plane : kPageBytesAhead;
+        const int64_t plane = slicing::sketch_plane_bytes(page_, D_),
+                      first_bytes = plane < kPageBytesAhead ? plane : kPageBytesAhead;
         prefetch_row(next_bits, first_bytes);
         if (second) prefetch_row(next_bits + plane, first_bytes);
         prefetch(norm.as<const bf16_t>() + next * norm.stride[0] + h * norm.stride[1]);
       }
-      block(page_bits, page_norm, block_start, width, first ? first + pos : nullptr, second ? second + pos : nullptr, stride);
+      block(page_bits, page_norm, block_start, width, first ? first + pos : nullptr, second ? second + pos : nullptr,
+            stride);
       pos += width;
     }
   }
 
  private:
   template <bool Full>
-  void scores(const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second, int64_t stride) const {
+  void scores(const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second,
+              int64_t stride) const {
     int head = 0;
     for (; head + 4 <= q_.heads; head += 4) heads<4, Full>(head, planes, norm, width, first, second, stride);
     for (; head < q_.heads; ++head) heads<1, Full>(head, planes, norm, width, first, second, stride);
   }
 
   template <int R, bool Full>
-  void heads(int head, const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second, int64_t stride) const {
-    int16_t dots[2][R][slicing::kTokenBlock];
+  void heads(int head, const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second,
+             int64_t stride) const {
+    v_block dots[2][R];
     plane_dots<R>(q_, head, planes[0], dots[0]);
     if (second) plane_dots<R>(q_, head, planes[1], dots[1]);
     const float gain = planes_ == 2 ? slicing::kOnePlaneGain : 1.0f;
-    const auto put = [&](int16_t* row, const int16_t* scores) {
-      std::memcpy(row, scores, Full ? sizeof(int16_t) * slicing::kTokenBlock : sizeof(int16_t) * width);
-    };
-    for (int r = 0; r < R; ++r) {
+    SIC_UNROLL for (int r = 0; r < R; ++r) {
       const float factor = q_.factor[head + r];
-      int16_t one[slicing::kTokenBlock], both[slicing::kTokenBlock];
-      for (int i = 0; i < slicing::kTokenBlock; i += W) {
-        const vi a = load_scores(dots[0][r] + i);
+      int16_t* to_first = first + (head + r) * stride;
+      int16_t* to_second = second + (head + r) * stride;
+      SIC_UNROLL for (int i = 0; i < slicing::kTokenBlock; i += W) {
+        const vi a = widen_lanes(dots[0][r], i);
         const vf n = load(norm + i);
-        if (first) store_as(one + i, scale_dots(a, n, factor * gain));
-        if (second) store_as(both + i, scale_dots(a + a + load_scores(dots[1][r] + i), n, factor));
+        if (first) put<Full>(to_first, i, width, scale_dots(a, n, factor * gain));
+        if (second) put<Full>(to_second, i, width, scale_dots(a + a + widen_lanes(dots[1][r], i), n, factor));
       }
-      if (first) put(first + (head + r) * stride, one);
-      if (second) put(second + (head + r) * stride, both);
     }
+  }
+
+  // Lanes [i, i + W) of a row of `width` tokens.
+  template <bool Full>
+  SIC_MEMBER_INLINE void put(int16_t* row, int i, int width, v_scores s) const {
+    if (Full) return store_as(row + i, s);
+    for (int l = 0; l < W && i + l < width; ++l) row[i + l] = s[l];
   }
 
   const QueryTables& q_;

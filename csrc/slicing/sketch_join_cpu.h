@@ -1,4 +1,5 @@
-// Joining the scores of a group's heads, and softmax weights of integer scores that are equal bit for bit on every backend.
+// Joining the scores of a group's heads, and softmax weights of integer scores that are equal bit for bit on every
+// backend.
 #pragma once
 #include "slicing/sketch_cpu.h"
 
@@ -6,11 +7,11 @@ namespace sic::cpu::SIC_ISA {
 
 constexpr float kLog2OfStep = 1.4426950408889634f / slicing::kScoreSteps;
 
-// 2^24 * 2^(rate * d) for d <= 0, truncated; at the default rate exp(d / 256). Products and sums are rounded one by one,
-// never fused, on every backend.
+// 2^24 * 2^(rate * d) for d <= 0, truncated; at the default rate exp(d / 256). Products and sums are rounded one by
+// one, never fused, on every backend.
 SIC_INLINE vi exp_weight(vi d, float rate = kLog2OfStep) {
   const vf x = __builtin_convertvector(d, vf) * splat(rate);
-  const vi n = round_to_int(x);
+  const vi n = round_to_int(max(x, splat(-128.0f)));
   const vf f = x - __builtin_convertvector(n, vf);
   vf p = splat(1.535336188319500e-4f);
   p = p * f + splat(1.339887440266574e-3f);
@@ -20,7 +21,7 @@ SIC_INLINE vi exp_weight(vi d, float rate = kLog2OfStep) {
   p = p * f + splat(6.931472028550421e-1f);
   p = p * f + splat(1.0f);
   const vi visible = x >= splat(-24.0f);
-  const vf scaled = bit_cast<vf>((bit_cast<vi>(p) + ((n + 24) << 23)) & visible);
+  const vf scaled = bit_cast<vf>((bit_cast<vu>(p) + (bit_cast<vu>(n + 24) << 23)) & bit_cast<vu>(visible));
   return __builtin_convertvector(scaled, vi);
 }
 
@@ -83,7 +84,8 @@ SIC_INLINE vi load_scores(const int16_t* s, int64_t left) {
 // out[i] = joined score of position i; row h of s starts at s + h * stride.
 //   max:     max over heads of (s - the head's maximum)
 //   softmax: log of the sum over heads of the head's softmax
-inline void join_scores(const int16_t* s, int64_t stride, const HeadReference* ref, int heads, bool softmax, int64_t n, int16_t* out) {
+inline void join_scores(const int16_t* s, int64_t stride, const HeadReference* ref, int heads, bool softmax, int64_t n,
+                        int16_t* out) {
   const vi low = vi{} + slicing::kScoreMin;
   for (int64_t i = 0; i < n; i += W) {
     const int64_t left = n - i < W ? n - i : W;
@@ -91,7 +93,8 @@ inline void join_scores(const int16_t* s, int64_t stride, const HeadReference* r
     if (softmax) {
       vf p = {};
       for (int h = 0; h < heads; ++h)
-        p = p + __builtin_convertvector(exp_weight(load_scores(s + h * stride + i, left) - ref[h].top), vf) * splat(ref[h].inverse);
+        p = p + __builtin_convertvector(exp_weight(load_scores(s + h * stride + i, left) - ref[h].top), vf) *
+                    splat(ref[h].inverse);
       joined = log_steps(p);
     } else {
       for (int h = 0; h < heads; ++h) {

@@ -84,8 +84,8 @@ struct SelectArgs {
   Unit unit = Unit::token;
   int64_t page = 1;
   double ratio = 0.12;
-  int64_t budget = -1;      // tokens; -1: by ratio
-  TensorView budgets;       // i32/i64 [B,Hkv], in place of budget
+  int64_t budget = -1;  // tokens; -1: by ratio
+  TensorView budgets;   // i32/i64 [B,Hkv], in place of budget
   double top_p = 1;
   int64_t sink = 16, recent = 32;
   TensorView keep;             // i32 [B,n,2]
@@ -115,7 +115,7 @@ struct AttentionArgs {
   int64_t window = 0;   // 0: none
   TensorView sinks;     // f32 [Hq]
   int64_t max_seq_len = 0;
-  TensorView out, lse;  // out: [B,T,Hq,Dv] in q's type, f32 [B,T,Hq]
+  TensorView out, lse;   // out: [B,T,Hq,Dv] in q's type, f32 [B,T,Hq]
   TensorView workspace;  // u8; or the library's own
 };
 void sliced_attention(const AttentionArgs&, const Exec&);
@@ -135,10 +135,10 @@ void merge_states(const MergeStatesArgs&, const Exec&);
 // Why a query head was answered the way it was.
 enum Status : uint8_t {
   kSliced = 0,
-  kDenseLayer = 1,     // the policy keeps this layer dense
-  kDenseShort = 2,     // fewer than min_len positions, or the budget covers them all
-  kDensePrefill = 3,   // more query tokens than max_sliced_T
-  kFallbackMass = 4,   // estimated omitted mass above the policy's limit
+  kDenseLayer = 1,    // the policy keeps this layer dense
+  kDenseShort = 2,    // fewer than min_len positions, or the budget covers them all
+  kDensePrefill = 3,  // more query tokens than max_sliced_T
+  kFallbackMass = 4,  // estimated omitted mass above the policy's limit
 };
 
 struct AttendArgs {
@@ -157,8 +157,8 @@ struct AttendArgs {
   TensorView indices, counts, omitted_mass, status;  // out: selection; f32, u8 [B,T,Hq]
 };
 void attend(const AttendArgs&, const Exec&);
-bool attend_is_dense(const AttendArgs&);          // by policy, for the whole call
-SelectArgs attend_selection(const AttendArgs&);   // the selection it makes; its scores have a shape only
-int64_t attend_capacity(const AttendArgs&);       // slots a row of its indices needs
+bool attend_is_dense(const AttendArgs&);         // by policy, for the whole call
+SelectArgs attend_selection(const AttendArgs&);  // the selection it makes; its scores have a shape only
+int64_t attend_capacity(const AttendArgs&);      // slots a row of its indices needs
 
 }  // namespace sic::slicing

@@ -9,7 +9,8 @@ namespace {
 void check_lengths(const Check& check, const TensorView& seq_lens, int64_t S) {
   for (int64_t b = 0; b < seq_lens.shape[0]; ++b) {
     const int64_t n = index_at(seq_lens, b * seq_lens.stride[0]);
-    check.require(n >= 0 && n <= S, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b), "0 to " + std::to_string(S) + " positions");
+    check.require(n >= 0 && n <= S, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
+                  "0 to " + std::to_string(S) + " positions");
   }
 }
 
@@ -30,8 +31,8 @@ void check_page_ids(const Check& check, const TensorView& table, const TensorVie
 
 }  // namespace
 
-CacheDims check_cache(const Check& check, const char* arg, const TensorView& cache, DTypeSet types, const TensorView& block_table,
-                      const TensorView& seq_lens, int64_t page) {
+CacheDims check_cache(const Check& check, const char* arg, const TensorView& cache, DTypeSet types,
+                      const TensorView& block_table, const TensorView& seq_lens, int64_t page) {
   check.tensor(arg, cache, types, cache.rank);
   check.tensor("seq_lens", seq_lens, kIndexInts, 1);
   CacheDims d;
@@ -44,14 +45,17 @@ CacheDims check_cache(const Check& check, const char* arg, const TensorView& cac
     check.tensor("block_table", block_table, kIndexInts, {d.B, -1});
     d.M = block_table.shape[1];
   } else if (d.P != d.B) {
-    check.fail(arg, describe(cache), "one row for each of the " + std::to_string(d.B) + " sequences (no block_table is given)");
+    check.fail(arg, describe(cache),
+               "one row for each of the " + std::to_string(d.B) + " sequences (no block_table is given)");
   }
   d.S = d.M * page;
   check.value(d.S < (int64_t{1} << 31), "block_table", double(d.S), "fewer than 2^31 positions a sequence");
   if (cache.device == Device::cpu) {
     check_lengths(check, seq_lens, d.S);
-    if (block_table.given() && block_table.dtype == DType::i32) check_page_ids<int32_t>(check, block_table, seq_lens, d);
-    if (block_table.given() && block_table.dtype == DType::i64) check_page_ids<int64_t>(check, block_table, seq_lens, d);
+    if (block_table.given() && block_table.dtype == DType::i32)
+      check_page_ids<int32_t>(check, block_table, seq_lens, d);
+    if (block_table.given() && block_table.dtype == DType::i64)
+      check_page_ids<int64_t>(check, block_table, seq_lens, d);
   }
   return d;
 }
@@ -60,7 +64,8 @@ void check_scale(const Check& check, const char* arg, const TensorView& scale, c
   if (!scale.given()) return;
   check.tensor(arg, scale, DType::f32, scale.rank == 0 ? 0 : 1);
   if (scale.rank == 1) check.shape(arg, scale, {Hkv});
-  check.require(cache.dtype == DType::f8e4m3, arg, describe(scale), "None, since the cache is " + std::string(name(cache.dtype)));
+  check.require(cache.dtype == DType::f8e4m3, arg, describe(scale),
+                "None, since the cache is " + std::string(name(cache.dtype)));
 }
 
 CacheDims check_kv(const Check& check, const PagedKv& kv) {
@@ -76,7 +81,8 @@ CacheDims check_kv(const Check& check, const PagedKv& kv) {
 int64_t check_query(const Check& check, const TensorView& q, const CacheDims& d, int64_t D) {
   check.tensor("q", q, kFloats, {d.B, -1, -1, D});
   const int64_t Hq = q.shape[2];
-  check.require(d.Hkv > 0 && Hq > 0 && Hq % d.Hkv == 0, "q", describe(q), "a multiple of " + std::to_string(d.Hkv) + " query heads");
+  check.require(d.Hkv > 0 && Hq > 0 && Hq % d.Hkv == 0, "q", describe(q),
+                "a multiple of " + std::to_string(d.Hkv) + " query heads");
   return Hq / d.Hkv;
 }
 
@@ -91,17 +97,21 @@ void check_selection(const Check& check, const Selected& s, const CacheDims& d, 
     const int32_t limit = static_cast<int32_t>(ceil_div(visible, unit));
     const auto at = [&](const TensorView& v) { return b * v.stride[0] + t * v.stride[1] + h * v.stride[2]; };
     const int32_t count = s.counts.as<const int32_t>()[at(s.counts)];
-    const std::string where = " for sequence " + std::to_string(b) + ", token " + std::to_string(t) + ", head " + std::to_string(h);
-    check.require(count >= 0 && count <= K, "selection.counts", std::to_string(count) + where, "0 to " + std::to_string(K));
+    const std::string where =
+        " for sequence " + std::to_string(b) + ", token " + std::to_string(t) + ", head " + std::to_string(h);
+    check.require(count >= 0 && count <= K, "selection.counts", std::to_string(count) + where,
+                  "0 to " + std::to_string(K));
     const int32_t* index = s.indices.as<const int32_t>() + at(s.indices);
     bool ok = true;
     for (int32_t i = 0; i < count; ++i) ok &= index[i] >= 0 && index[i] < limit;
     for (int32_t i = 0; !ok && i < count; ++i)
-      check.require(index[i] >= 0 && index[i] < limit, "selection.indices", std::to_string(index[i]) + where, "0 to " + std::to_string(limit - 1));
+      check.require(index[i] >= 0 && index[i] < limit, "selection.indices", std::to_string(index[i]) + where,
+                    "0 to " + std::to_string(limit - 1));
   }
 }
 
-void check_sketch(const Check& check, const TensorView& bits, const TensorView& norm, int planes, const CacheDims& d, int64_t D) {
+void check_sketch(const Check& check, const TensorView& bits, const TensorView& norm, int planes, const CacheDims& d,
+                  int64_t D) {
   check.value(planes == 1 || planes == 2, "planes", planes, "1 or 2");
   check.value(D >= 1 && D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
   check.tensor("sketch.bits", bits, DType::u8, {d.P, d.Hkv, planes * sketch_plane_bytes(d.page, D)});
@@ -112,15 +122,19 @@ void check_start(const Check& check, const TensorView& start, int64_t B) {
   if (!start.given()) return;
   check.tensor("start", start, kIndexInts, {B});
   if (start.device != Device::cpu) return;
-  for (int64_t b = 0; b < B; ++b) check.value(index_at(start, b * start.stride[0]) >= 0, "start", double(index_at(start, b * start.stride[0])), "0 or more");
+  for (int64_t b = 0; b < B; ++b)
+    check.value(index_at(start, b * start.stride[0]) >= 0, "start", double(index_at(start, b * start.stride[0])),
+                "0 or more");
 }
 
 void check_max_seq_len(const Check& check, int64_t max_seq_len, const CacheDims& d, const TensorView& seq_lens) {
-  check.value(max_seq_len >= 0 && max_seq_len <= d.S, "max_seq_len", double(max_seq_len), "0 to the positions of the block table");
+  check.value(max_seq_len >= 0 && max_seq_len <= d.S, "max_seq_len", double(max_seq_len),
+              "0 to the positions of the block table");
   if (seq_lens.device != Device::cpu) return;
   for (int64_t b = 0; b < d.B; ++b) {
     const int64_t n = index_at(seq_lens, b * seq_lens.stride[0]);
-    check.require(n <= max_seq_len, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b), "at most max_seq_len = " + std::to_string(max_seq_len));
+    check.require(n <= max_seq_len, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
+                  "at most max_seq_len = " + std::to_string(max_seq_len));
   }
 }
 

@@ -10,8 +10,8 @@ struct CacheDims {
 };
 
 // A cache (or an index laid out like one) with its block table and lengths. On the CPU also every length and page id.
-CacheDims check_cache(const Check&, const char* arg, const TensorView& cache, DTypeSet types, const TensorView& block_table,
-                      const TensorView& seq_lens, int64_t page);
+CacheDims check_cache(const Check&, const char* arg, const TensorView& cache, DTypeSet types,
+                      const TensorView& block_table, const TensorView& seq_lens, int64_t page);
 CacheDims check_kv(const Check&, const PagedKv& kv);
 void check_scale(const Check&, const char* arg, const TensorView& scale, const TensorView& cache, int64_t Hkv);
 
@@ -22,7 +22,8 @@ int64_t check_query(const Check&, const TensorView& q, const CacheDims& dims, in
 void check_selection(const Check&, const Selected& s, const CacheDims& dims, int64_t T, const TensorView& seq_lens);
 
 // Sketch arrays against a cache's dimensions.
-void check_sketch(const Check&, const TensorView& bits, const TensorView& norm, int planes, const CacheDims& dims, int64_t D);
+void check_sketch(const Check&, const TensorView& bits, const TensorView& norm, int planes, const CacheDims& dims,
+                  int64_t D);
 void check_start(const Check&, const TensorView& start, int64_t B);
 
 // Score rows are addressed up to max_seq_len; lengths beyond it are an error on the CPU.

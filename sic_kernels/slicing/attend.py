@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..runtime import trace
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import with_tokens, without_tokens
@@ -72,6 +73,17 @@ def attend(
     result, lse, indices, counts, omitted, status = without_tokens(flat, *results)
     dense = dense_layer or q4.shape[1] > policy.max_sliced_T
     selection = None if dense else Selection(indices, counts, policy.unit)
+    if trace.active():
+        trace.record(
+            "attend",
+            layer=layer,
+            unit=policy.unit,
+            seq_lens=seq_lens,
+            selection=indices,
+            counts=counts,
+            omitted_mass=omitted,
+            status=status,
+        )
     return SliceResult(result, lse, selection, omitted, status)
 
 

@@ -8,14 +8,18 @@ import torch
 
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
+from ..runtime.native import module
 from .types import UNITS, Array, KeySketch, Selection, code_of
 
 
 def selection_inputs(op: str, selection: Selection | None) -> tuple[Any, Any, int]:
-    """indices, counts and unit as the native layer takes them."""
+    """indices, counts and unit as the native layer takes them; a selection of a 3-D call gets its T dimension back."""
     if selection is None:
         return None, None, 0
-    return selection.indices, selection.counts, code_of(op, "selection.unit", selection.unit, UNITS)
+    indices, counts, unit = selection
+    if getattr(indices, "ndim", 4) == 3:
+        indices, counts = indices[:, None], counts[:, None]
+    return indices, counts, code_of(op, "selection.unit", unit, UNITS)
 
 
 def with_tokens(q: Array) -> tuple[Array, bool]:
@@ -48,16 +52,9 @@ def append_kv(
     index: a KeySketch, or a page summary [P,Hkv,2,Dk] (a page's live keys are then those up to the last slot written).
     Raises ArgumentError for a slot outside the cache, before any row is written. In place; allocates nothing.
     """
-    sketch: tuple = (None, None, None)
-    summary = None
-    if isinstance(index, KeySketch):
-        sketch = (index.bits, index.norm, index.params.centre)
-    else:
-        summary = index
-    _append((k, v, k_cache, v_cache, slots, k_scale, v_scale, *sketch, summary), backend)
-
-
-def _append(inputs: tuple, backend: str | None) -> None:
+    is_sketch = isinstance(index, KeySketch)
+    sketch = (index.bits, index.norm, index.params.centre) if is_sketch else (None, None, None)
+    inputs = (k, v, k_cache, v_cache, slots, k_scale, v_scale, *sketch, None if is_sketch else index)
     call("slicing", "append_kv", inputs, (), None, backend)
 
 
@@ -129,14 +126,13 @@ def workspace_bytes(
     """
     if op not in ("sliced_attention", "attend"):
         raise ArgumentError.of("workspace_bytes", "op", repr(op), "sliced_attention|attend")
-    from ..runtime.native import module
-
     q4, _ = with_tokens(q)
     B, T, Hq = q4.shape[:3]
-    listed = max_seq_len if capacity is None else min(capacity, max_seq_len)
-    return module().attention_workspace(
-        B, T, Hq, k_cache.shape[1], v_cache.shape[3], max_seq_len, listed, capacity is None
-    )
+    listed = -1 if capacity is None else min(capacity, max_seq_len)
+    shapes = (B, T, Hq, k_cache.shape[1], v_cache.shape[3], max_seq_len)
+    needed = module().workspace_bytes(*shapes, listed)
+    # attend may also run dense (prefill, dense layers).
+    return needed if op == "sliced_attention" else max(needed, module().workspace_bytes(*shapes, -1))
 
 
 def merge_states(

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from ..runtime import config
 from ..runtime.backends import call
-from .attention import with_tokens, without_tokens
+from ..runtime.errors import ArgumentError
+from .attention import selection_inputs, with_tokens, without_tokens
 from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of
+
+
+def check_head_size(op: str, q: Array, sketch: KeySketch) -> None:
+    """The sketch's bytes do not tell D; its own record does."""
+    if q.shape[-1] != sketch.D:
+        raise ArgumentError.of(op, "q", f"head size {q.shape[-1]}", f"{sketch.D} as in the sketch")
 
 
 def score_tokens(
@@ -27,6 +34,7 @@ def score_tokens(
     Method: the query, rotated like the keys and rounded to +-31, is dotted with the signs by table look-up ("fast scan",
     Andre et al. 2015).
     """
+    check_head_size("score_tokens", q, sketch)
     q, flat = with_tokens(q)
     inputs = (
         q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, sketch.planes,
@@ -39,9 +47,9 @@ def score_tokens(
 def refine_tokens(
     q: Array,
     sketch: KeySketch,
+    candidates: Selection,
     block_table: Array | None,
     seq_lens: Array,
-    candidates: Selection,
     *,
     pool: Pool = "max",
     scale: float | None = None,
@@ -50,9 +58,11 @@ def refine_tokens(
     backend: str | None = None,
 ) -> Array:
     """`score_tokens` from both planes, for the listed candidates only: i16[B,T,Hkv,K]; unused slots are -32768."""
+    check_head_size("refine_tokens", q, sketch)
+    listed = selection_inputs("refine_tokens", candidates)[:2]
     q, flat = with_tokens(q)
     inputs = (
-        q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, candidates.indices, candidates.counts,
+        q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, *listed,
         code_of("refine_tokens", "pool", pool, POOLS), scale, max_seq_len,
     )  # fmt: skip
     out = out[:, None] if flat and out is not None else out
@@ -116,4 +126,5 @@ def select(
     unit_code = code_of("select", "unit", unit, UNITS)
     inputs = (scores, seq_lens, unit_code, page_size, ratio, budget, top_p, sink, recent, keep, capacity)
     outs = (None, None) if out is None else tuple(o[:, None] for o in out) if flat else out
-    return Selection(*without_tokens(flat, *call("slicing", "select", inputs, outs, None, backend)), unit)
+    indices, counts = without_tokens(flat, *call("slicing", "select", inputs, outs, None, backend))
+    return Selection(indices, counts, unit)
