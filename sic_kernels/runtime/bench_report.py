@@ -169,6 +169,7 @@ def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[l
     heading = [
         f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}, "
         f"torch {machine['torch']}, sic_kernels {machine['sic_kernels']}",
+        f"huge pages: {_huge_pages(machine)}",
         "GB/s at the start: " + ", ".join(rates),
     ]
     tables: list[Table] = []
@@ -199,6 +200,13 @@ def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[l
             f"~ disturbed: its times, or a peer's, spread by more than {DISTURBED:.0%} or have a median {FAR:g}x the best"
         )
     return heading, tables, notes
+
+
+def _huge_pages(machine: dict[str, Any]) -> str:
+    policy, asked = machine.get("huge_pages"), machine.get("torch_asks_for_huge_pages")
+    if policy == "madvise":
+        return "yes, torch asks for them" if asked else "no (THP_MEM_ALLOC_ENABLE=1 makes torch ask for them)"
+    return {"always": "yes", "never": "no", None: "unknown"}.get(policy, str(policy))
 
 
 def _linear_table(op: str, rows: list[dict[str, Any]]) -> Table:

@@ -165,6 +165,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "last_level_cache_bytes": last_level_cache(),
         "huge_pages": _huge_pages(),
+        "torch_asks_for_huge_pages": os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
         "threads": native.num_threads(),
         "torch_threads": torch.get_num_threads(),
         "thread_pool": native.thread_pool(),
