@@ -25,6 +25,18 @@ using slicing::AttendArgs;
 using slicing::Pool;
 using slicing::SelectArgs;
 
+// Writes the scores whose bit is set in mask, in order; may overwrite up to 16 slots.
+SIC_INLINE void compress_scores(const int16_t* from, unsigned mask, int16_t* to) {
+#if defined(__AVX512BW__)
+  if (mask != 1) {  // a full block of 16
+    const __m512i x = _mm512_cvtepi16_epi32(load_as<__m256i>(from));
+    store_as(to, _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x)));
+    return;
+  }
+#endif
+  for (; mask; mask &= mask - 1) *to++ = from[__builtin_ctz(mask)];
+}
+
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 int64_t at(const TensorView& v, int64_t b, int64_t t, int64_t h) {
@@ -48,7 +60,7 @@ class TokenRow {
   void run() {
     const int64_t K = a_.indices.shape[3], spans = slicing::span_room(s_);
     // A shortlist takes at most all positions; compact scores follow it.
-    const int64_t room = n_ + 2 * W;
+    const int64_t room = n_ + 32;
     const int64_t bytes = 2 * spans * int64_t{sizeof(Span)} + room * 2 + room * 4 + G_ * room * 2 +
                           G_ * int64_t{2 * sizeof(HeadReference)} + 1024;
     Carver carve(thread_scratch(bytes));
@@ -104,10 +116,12 @@ class TokenRow {
     shortlist.visible = row.visible;
     const double share = a_.candidates > a_.ratio ? a_.candidates : a_.ratio;
     const auto cut = cut_by_count(joined_, shortlist, static_cast<int64_t>(share * static_cast<double>(n_)));
-    int32_t listed = 0;
-    write_selection(joined_, shortlist, cut, list_, room_, &listed);
-    for (int g = 0; g < G_; ++g)
-      for (int32_t i = 0; i < listed; ++i) compact_[g * room_ + i] = second(g)[list_[i]];
+    int64_t ties = cut.ties;
+    const auto copy_scores = [&](int32_t i, unsigned mask, const int32_t* to) {
+      for (int g = 0; g < G_; ++g) compress_scores(second(g) + i, mask, compact_ + g * room_ + (to - list_));
+    };
+    const int32_t* list_end = write_free(joined_, 0, row.visible, cut, ties, list_, list_ + room_, copy_scores);
+    const auto listed = static_cast<int32_t>(list_end - list_);
     join_rows(compact_, room_, G_, listed, a_.pool == Pool::softmax, fine_refs_, compact_);
     add_bias(compact_, listed, list_);
     if (a_.top_p < 1) {
@@ -152,9 +166,9 @@ class TokenRow {
       unread = kNothing;
       if (count >= row.visible) continue;
       for (int32_t i = 0; i < count; ++i) compact_[i] = first(g)[chosen[i]];
-      const float rate = slicing::kUnreadShrink * kLog2OfStep;
+      const auto weight = [](vi d) { return rough_exp_weight(d, slicing::kUnreadShrink * kLog2OfStep); };
       const int32_t top = refs_[g].top;
-      const uint64_t left = weight_sum(first(g), n_, top, rate) - weight_sum(compact_, count, top, rate);
+      const uint64_t left = weight_sum(first(g), n_, top, weight) - weight_sum(compact_, count, top, weight);
       if (left == 0) continue;
       const float largest = slicing::kUnreadShrink * static_cast<float>(top) / slicing::kScoreSteps;
       unread = std::log(static_cast<float>(left)) - 24 * 0.6931471805599453f + largest + centre_logit(head);

@@ -40,6 +40,22 @@ int64_t count_at_least(const Key* keys, int64_t begin, int64_t end, Key threshol
   return count;
 }
 
+// low and high widened to hold the keys in [begin, end).
+template <class Key>
+void widen_range(const Key* keys, int64_t begin, int64_t end, Key& low, Key& high) {
+  typedef typename KeyVector<Key>::type V;
+  constexpr int64_t lanes = kBytes / sizeof(Key);
+  V least = V{} + low, most = V{} + high;
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) {
+    const V x = load_as<V>(keys + i);
+    least = x < least ? x : least;
+    most = x > most ? x : most;
+  }
+  for (int l = 0; l < lanes; ++l) low = least[l] < low ? least[l] : low, high = most[l] > high ? most[l] : high;
+  for (; i < end; ++i) low = keys[i] < low ? keys[i] : low, high = keys[i] > high ? keys[i] : high;
+}
+
 // Calls body(begin, end) for the units between the forced spans.
 template <class Body>
 void for_free(const SelectRow& row, Body body) {
@@ -83,9 +99,7 @@ Cut<Key> cut_by_count(const Key* keys, const SelectRow& row, int64_t wanted) {
     return n;
   };
   Key low = std::numeric_limits<Key>::max(), high = std::numeric_limits<Key>::min();
-  for_free(row, [&](int32_t b, int32_t e) {
-    for (int32_t i = b; i < e; ++i) low = keys[i] < low ? keys[i] : low, high = keys[i] > high ? keys[i] : high;
-  });
+  for_free(row, [&](int32_t b, int32_t e) { widen_range(keys, b, e, low, high); });
   cut.none = false;
   cut.threshold = bisect(low, high, [&](Key t) { return count(t) >= wanted; });
   cut.ties = wanted - (cut.threshold == high ? 0 : count(static_cast<Key>(cut.threshold + 1)));
@@ -98,10 +112,15 @@ bool takes(const Cut<Key>& cut, Key key, int64_t& ties) {
   return key > cut.threshold || ties-- > 0;
 }
 
-// Free units of [begin, end) that pass the cut, ascending. `ties` counts down. Room for W more than are written.
-template <class Key>
+struct Ignore {
+  void operator()(int32_t, unsigned, const int32_t*) const {}
+};
+
+// Free units of [begin, end) that pass the cut, ascending. `ties` counts down. also(i, mask, to) sees what is written:
+// the units i + (bits of mask), to `to` and on; up to 16 slots beyond them may be overwritten.
+template <class Key, class Also = Ignore>
 int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>& cut, int64_t& ties, int32_t* out,
-                    const int32_t* out_end) {
+                    const int32_t* out_end, Also also = {}) {
   (void)out_end;
   if (cut.none) return out;
   int32_t i = begin;
@@ -119,11 +138,15 @@ int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>&
     const __m512i index =
         _mm512_add_epi32(_mm512_set1_epi32(i), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     store_as(out, _mm512_maskz_compress_epi32(chosen, index));
+    also(i, static_cast<unsigned>(chosen), out);
     out += __builtin_popcount(chosen);
   }
 #endif
-  for (; i < end; ++i)
-    if (takes(cut, keys[i], ties)) *out++ = i;
+  for (; i < end; ++i) {
+    if (!takes(cut, keys[i], ties)) continue;
+    *out = i;
+    also(i, 1u, out++);
+  }
   return out;
 }
 

@@ -9,8 +9,8 @@ constexpr float kLog2OfStep = 1.4426950408889634f / slicing::kScoreSteps;
 
 // 2^24 * 2^(rate * d) for d <= 0, truncated; at the default rate exp(d / 256). Products and sums are rounded one by
 // one, never fused, on every backend.
-SIC_INLINE vi exp_weight(vi d, float rate = kLog2OfStep) {
-  const vf x = __builtin_convertvector(d, vf) * splat(rate);
+SIC_INLINE vi exp_weight(vi d) {
+  const vf x = __builtin_convertvector(d, vf) * splat(kLog2OfStep);
   const vi n = round_to_int(max(x, splat(-128.0f)));
   const vf f = x - __builtin_convertvector(n, vf);
   vf p = splat(1.535336188319500e-4f);
@@ -25,7 +25,15 @@ SIC_INLINE vi exp_weight(vi d, float rate = kLog2OfStep) {
   return __builtin_convertvector(scaled, vi);
 }
 
-SIC_INLINE int32_t exp_weight(int32_t d, float rate = kLog2OfStep) { return exp_weight(vi{d}, rate)[0]; }
+// 2^24 * 2^(rate * d) within 1e-4: for sums that are estimates anyway.
+SIC_INLINE vi rough_exp_weight(vi d, float rate) {
+  const vf x = max(__builtin_convertvector(d, vf) * splat(rate), splat(-100.0f));
+  const vf magic = splat(12582912.0f), shifted = x + magic, f = x - (shifted - magic);
+  const vf p = fma(fma(fma(splat(5.5503324e-2f), f, splat(2.4022648e-1f)), f, splat(6.9314720e-1f)), f, splat(1.0f));
+  return __builtin_convertvector(bit_cast<vf>(bit_cast<vu>(p) + (bit_cast<vu>(shifted + splat(24.0f)) << 23)), vi);
+}
+
+SIC_INLINE int32_t exp_weight(int32_t d) { return exp_weight(vi{d})[0]; }
 
 // log of a positive weight in 1/256 nat, within 0.01 nat and monotonic.
 SIC_INLINE vi log_steps(vf p) {
@@ -44,18 +52,19 @@ inline int32_t scores_max(const int16_t* s, int64_t n) {
   return top;
 }
 
-// Sum of exp_weight(s - top).
-inline uint64_t weight_sum(const int16_t* s, int64_t n, int32_t top, float rate = kLog2OfStep) {
-  constexpr int64_t kChunk = 64 * W;  // 64 weights of at most 2^24 fit 32 bits
+// Sum of weight(s - top) over n scores; weights are at most 2^24.
+template <class Weight>
+uint64_t weight_sum(const int16_t* s, int64_t n, int32_t top, Weight weight) {
+  constexpr int64_t kChunk = 64 * W;  // 64 of them fit 32 bits
   uint64_t total = 0;
   int64_t i = 0;
   while (i + W <= n) {
     vu sum = {};
     const int64_t end = n - i < kChunk ? i + (n - i) / W * W : i + kChunk;
-    for (; i < end; i += W) sum += bit_cast<vu>(exp_weight(load_scores(s + i) - top, rate));
+    for (; i < end; i += W) sum += bit_cast<vu>(weight(load_scores(s + i) - top));
     for (int l = 0; l < W; ++l) total += sum[l];
   }
-  for (; i < n; ++i) total += static_cast<uint32_t>(exp_weight(s[i] - top, rate));
+  for (; i < n; ++i) total += static_cast<uint32_t>(weight(vi{} + (s[i] - top))[0]);
   return total;
 }
 
@@ -68,7 +77,7 @@ struct HeadReference {
   void set(const int16_t* s, int64_t n, bool softmax) {
     top = scores_max(s, n);
     if (!softmax) return;
-    weights = weight_sum(s, n, top);
+    weights = weight_sum(s, n, top, [](vi d) { return exp_weight(d); });
     inverse = 1.0f / static_cast<float>(weights);
   }
 };
