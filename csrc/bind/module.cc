@@ -4,6 +4,7 @@
 #include "bind/tensor_arg.h"
 #include "core/isa.h"
 #include "core/parallel.h"
+#include "core/scratch.h"
 
 namespace sic::bind {
 void bind_slicing(py::module_&);
@@ -16,6 +17,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);
   m.def("thread_pool", &sic::thread_pool_name);
+  m.def("advise_huge_pages", [](py::handle array) {
+    const sic::TensorView v = sic::bind::Args("advise_huge_pages")("array", array);
+    return v.given() && v.device == sic::Device::cpu &&
+           sic::advise_huge_pages(v.data, v.size() * sic::itemsize(v.dtype));
+  });
   m.def("force_isa", &sic::force_isa);
   m.def("isa", [] { return sic::name(sic::current_isa()); });
   m.def("supported_isas", [] {

@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace sic {
 namespace {
 
@@ -69,6 +73,18 @@ CallScratch::CallScratch(const TensorView& workspace, int64_t bytes) : data_(nul
 CallScratch::~CallScratch() {
   if (source_ == Source::heap) std::free(data_);
   if (source_ == Source::kept) kept_block().taken = false;
+}
+
+bool advise_huge_pages(void* data, int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / kHuge * kHuge;
+  return begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0;
+#else
+  (void)data, (void)bytes;
+  return false;
+#endif
 }
 
 }  // namespace sic

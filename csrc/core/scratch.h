@@ -25,6 +25,10 @@ class CallScratch {
   Source source_;
 };
 
+// Asks the system to back memory with huge pages (Linux, where it is allowed); false if it did not. Scattered rows of a
+// large cache otherwise miss the TLB at nearly every read.
+bool advise_huge_pages(void* data, int64_t bytes);
+
 // Hands out aligned parts of one block, in order.
 class Carver {
  public:

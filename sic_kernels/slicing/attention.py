@@ -52,9 +52,10 @@ def append_kv(
     index: a KeySketch, or a page summary [P,Hkv,2,Dk] (a page's live keys are then those up to the last slot written).
     Raises ArgumentError for a slot outside the cache, before any row is written. In place; allocates nothing.
     """
-    is_sketch = isinstance(index, KeySketch)
-    sketch = (index.bits, index.norm, index.params.centre) if is_sketch else (None, None, None)
-    inputs = (k, v, k_cache, v_cache, slots, k_scale, v_scale, *sketch, None if is_sketch else index)
+    sketch, summary = (
+        ((index.bits, index.norm, index.params.centre), None) if isinstance(index, KeySketch) else ((None,) * 3, index)
+    )
+    inputs = (k, v, k_cache, v_cache, slots, k_scale, v_scale, *sketch, summary)
     call("slicing", "append_kv", inputs, (), None, backend)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import native
 from ..runtime.errors import ArgumentError
 from .attention import append_kv
 from .index import calibrate, key_sketch, page_summary
@@ -96,8 +97,11 @@ class _LayerPages:
     def _grown(
         self, old: Tensor | None, pages: int, row: tuple[int, ...], dtype: torch.dtype, zero: bool = False
     ) -> Tensor:
-        make = torch.zeros if zero else torch.empty
-        new = make(self.owner.kv_heads, pages, *row, dtype=dtype, device=self.owner.device)
+        new = torch.empty(self.owner.kv_heads, pages, *row, dtype=dtype, device=self.owner.device)
+        if new.device.type == "cpu":
+            native.module().advise_huge_pages(new)  # a hint; scattered rows otherwise miss the TLB at every read
+        if zero:
+            new.zero_()
         if old is not None:
             new[:, : old.shape[1]] = old
         return new

@@ -103,7 +103,7 @@ def _unread(q, first, indices, counts, centre, seen, scale):
 
 def _unread_pages(q, summary, indices, counts, block_table, seen_tokens, page, scale):
     """The same for pages: every token of an unread page is taken to have the page's centre for its key."""
-    B, T, Hq, D = q.shape
+    B, T, Hq = q.shape[:3]
     Hkv = summary.shape[1]
     table = torch.arange(B, device=q.device)[:, None] if block_table is None else block_table.long()
     M = table.shape[1]
@@ -134,7 +134,7 @@ def attend(
     extras = (scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len)
     dense, dense_lse = sliced_attention(q, k_cache, v_cache, block_table, seq_lens, None, None, 0, *extras)
     shape = q.shape[:3]
-    if dense_layer or T > max_sliced_T:
+    if dense_layer or max_sliced_T < T:
         nothing = (
             torch.zeros(*q.shape[:2], Hkv, 0, dtype=torch.int32),
             torch.zeros(*q.shape[:2], Hkv, dtype=torch.int32),
