@@ -36,4 +36,14 @@ SIC_INLINE void store_row(const TensorView& v, int64_t offset, int64_t n, const 
   });
 }
 
+// q . row, the row widened to float.
+template <class T>
+SIC_INLINE float dot_row(const float* q, const T* row, int64_t n) {
+  vf sum = {};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) sum = fma(load(q + i), load(row + i), sum);
+  if (i < n) sum = fma(load_first(q + i, static_cast<int>(n - i)), load_first(row + i, static_cast<int>(n - i)), sum);
+  return reduce_add(sum);
+}
+
 }  // namespace sic::cpu::SIC_ISA

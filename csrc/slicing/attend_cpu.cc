@@ -238,25 +238,23 @@ void estimate_unread_pages(const AttendArgs& a, const SelectArgs& s, int64_t row
   const int32_t* chosen = a.indices.as<const int32_t>() + at(a.indices, b, t, h);
   const int32_t* chosen_end = chosen + a.counts.as<const int32_t>()[at(a.counts, b, t, h)];
   const PageTable table(c.kv.block_table, b);
-  float* q = reinterpret_cast<float*>(thread_scratch(2 * D * static_cast<int64_t>(sizeof(float))));
+  const int64_t pages = slicing::ceil_div(visible, s.page);
+  Carver carve(thread_scratch((D + pages) * static_cast<int64_t>(sizeof(float)) + 256));
+  float *q = carve.take<float>(D), *logits = carve.take<float>(pages), top = kNothing;
   load_row(c.q, at(c.q, b, t, head), D, c.scale, q);
-  double top = kNothing, sum = 0;
-  for (int64_t m = 0; m * s.page < visible; ++m) {
-    if (chosen < chosen_end && *chosen == m) {
-      ++chosen;
-      continue;
+  with_float_type(a.summary.dtype, [&](auto type) {
+    const auto* centres = a.summary.as<const decltype(type)>() + h * a.summary.stride[1];
+    for (int64_t m = 0; m < pages; ++m) {
+      const bool read = chosen < chosen_end && *chosen == m;
+      chosen += read;
+      logits[m] = read ? kNothing : dot_row(q, centres + table[static_cast<uint32_t>(m)] * a.summary.stride[0], D);
+      top = logits[m] > top ? logits[m] : top;
     }
-    load_row(a.summary, table[static_cast<uint32_t>(m)] * a.summary.stride[0] + h * a.summary.stride[1], D, 1.0f,
-             q + D);
-    double logit = 0;
-    for (int64_t d = 0; d < D; ++d) logit += q[d] * q[D + d];
-    const double bigger = std::max(top, logit);
-    sum = sum * std::exp(top - bigger) +
-          static_cast<double>(std::min(s.page, visible - m * s.page)) * std::exp(logit - bigger);
-    top = bigger;
-  }
-  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] =
-      sum > 0 ? static_cast<float>(top + std::log(sum)) : kNothing;
+  });
+  float sum = 0;
+  for (int64_t m = 0; top > kNothing && m < pages; ++m)
+    sum += static_cast<float>(std::min(s.page, visible - m * s.page)) * std::exp(logits[m] - top);
+  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = sum > 0 ? top + std::log(sum) : kNothing;
 }
 
 // ---- the result ----
