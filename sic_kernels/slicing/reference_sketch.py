@@ -214,10 +214,11 @@ def quantise_query(q: Tensor) -> tuple[Tensor, Tensor]:
     y = rotate(q.float())
     largest = y.abs().amax(-1)
     usable = torch.isfinite(largest) & (largest > 0)
-    inverse = QUERY_LEVELS / torch.where(usable, largest, torch.ones_like(largest))
+    most = torch.full_like(largest, QUERY_LEVELS)  # number / tensor would be a product with the reciprocal in torch
+    inverse = most / torch.where(usable, largest, torch.ones_like(largest))
     levels = torch.round(y * inverse[..., None])
     levels = torch.where(usable[..., None], levels, torch.zeros_like(levels))
-    return levels, torch.where(usable, largest / QUERY_LEVELS, torch.zeros_like(largest))
+    return levels, torch.where(usable, largest / most, torch.zeros_like(largest))
 
 
 def _to_steps(dot: Tensor, norm: Tensor, factor: Tensor) -> Tensor:
