@@ -1,5 +1,6 @@
 """The public functions: shapes, kinds of arrays, outputs, backends, and that the pieces fit together."""
 
+import math
 import threading
 from types import SimpleNamespace
 
@@ -230,7 +231,68 @@ PUBLIC_ERRORS = {
     "ratio 1.5": lambda p: S.SlicePolicy(ratio=1.5),
     "policy unit": lambda p: S.SlicePolicy(unit="word"),
     "policy sink": lambda p: S.SlicePolicy(sink=-1),
+    "pages of no size": lambda p: S.select(p.scores, p.place[1], unit="page"),
+    "pages of size 0": lambda p: S.select(p.scores, p.place[1], unit="page", page_size=0),
+    "unit of a strange kind": lambda p: S.select(p.scores, p.place[1], unit=["page"]),
+    "negative budget": lambda p: S.select(p.scores, p.place[1], budget=np.int64(-1)),
+    "huge budget": lambda p: S.select(p.scores, p.place[1], budget=2**31),
+    "half a slot": lambda p: S.select(p.scores, p.place[1], capacity=1.5),
+    "negative capacity": lambda p: S.select(p.scores, p.place[1], capacity=-1),
+    "scale as text": lambda p: S.score_tokens(p.q, p.sketch, *p.place, scale="0.1"),
+    "window of a half": lambda p: S.sliced_attention(*p.dense, window=1.5),
 }
+
+BAD_POLICIES = [
+    {"max_omitted_mass": math.nan}, {"max_omitted_mass": -0.1}, {"max_omitted_mass": "0.5"}, {"beta": math.nan},
+    {"beta": math.inf}, {"beta": None}, {"ratio": math.nan}, {"ratio": "0.1"}, {"candidates": None}, {"top_p": 0.0},
+    {"sink": 1.5}, {"recent": math.nan}, {"max_sliced_T": None}, {"min_len": "8"}, {"sink": 2**31}, {"min_len": 2**40},
+    {"dense_layers": 3}, {"dense_layers": (0, 1.5)}, {"dense_layers": "01"}, {"dense_layers": (-1,)}, {"pool": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", BAD_POLICIES, ids=str)
+def test_bad_policies(options):
+    (name,) = options
+    with pytest.raises(sic.ArgumentError, match=rf"^SlicePolicy: {name}: got .+, expected .+"):
+        S.SlicePolicy(**options)
+
+
+def test_numbers_of_numpy_are_numbers():
+    policy = S.SlicePolicy(
+        ratio=np.float32(0.25), sink=np.int64(4), recent=np.int32(8), dense_layers=np.arange(2), max_omitted_mass=1
+    )
+    assert policy == S.SlicePolicy(ratio=0.25, sink=4, recent=8, dense_layers=(0, 1), max_omitted_mass=1.0)
+    assert (type(policy.sink), type(policy.ratio), type(policy.dense_layers[0])) == (int, float, int)
+
+
+def test_budget_and_capacity_of_numpy(problem):
+    cache, _, sketch, q = problem
+    scores = S.score_tokens(q, sketch, *place(cache))
+    want = S.select(scores, cache.seq_lens, budget=50, capacity=60)
+    got = S.select(scores, cache.seq_lens, budget=np.int32(50), capacity=np.int64(60))
+    assert_same_bits(got.indices, want.indices)
+
+
+def test_a_wrong_kind_is_named_shortly(problem):
+    cache, _, sketch, q = problem
+    with pytest.raises(sic.ArgumentError) as error:
+        S.score_tokens(q, sketch, *place(cache), scale="0.1", max_seq_len=2.5)
+    assert str(error.value) == (
+        "score_tokens: arguments: got scale str, max_seq_len float, "
+        "expected scale a number or None, max_seq_len an integer or None"
+    )
+    with pytest.raises(sic.ArgumentError, match=r"^score_tokens: arguments: got a number out of range, expected "):
+        S.score_tokens(q, sketch, *place(cache), max_seq_len=2**70)
+
+
+def test_params_compare_by_id():
+    samples = randn(generator(6), 30, 2, 16)
+    a, b, c = S.calibrate(samples), S.calibrate(samples.clone()), S.calibrate(samples + 1)
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != c
+    assert a != "a"
+    assert a in [c, b]
 
 
 @pytest.mark.parametrize("what", PUBLIC_ERRORS)

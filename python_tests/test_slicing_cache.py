@@ -9,10 +9,15 @@ from sic_kernels import ArgumentError, slicing
 from sic_kernels.slicing.cache import PagePool, SlicedKVCache
 
 LAYERS, HKV, D, DV = 2, 2, 16, 8
+F8 = torch.float8_e4m3fn
 
 
 def fresh(batch=1, page_size=4, unit="token", **options):
     return SlicedKVCache(LAYERS, HKV, D, DV, batch=batch, page_size=page_size, unit=unit, **options)
+
+
+def params_of(heads, width, dtype=torch.float32):
+    return slicing.SketchParams(torch.zeros(heads, width, dtype=dtype), torch.ones(heads))
 
 
 def rows(batch, T, seed=0):
@@ -179,7 +184,7 @@ def test_crop_into_a_shared_page_leaves_the_other_row_alone():
 
 
 def test_reorder_repeat_and_give_back():
-    cache = fresh(batch=3, page_size=8)
+    cache = fresh(batch=3, page_size=8, params=[params_of(HKV, D)] * LAYERS)
     new = rows(3, 37)
     append(cache, new)
     cache.reorder([2, 2, 0, 2])
@@ -247,6 +252,26 @@ def test_no_copy_within_capacity():
         (lambda c: c.repeat(0), r"repeat: times"),
         (lambda c: SlicedKVCache(0, 1, 1), r"SlicedKVCache: layers"),
         (lambda c: SlicedKVCache(1, 1, 1, unit="word"), r"SlicedKVCache: unit"),
+        (lambda c: SlicedKVCache(1, 1, 1, unit=["page"]), r"SlicedKVCache: unit"),
+        (lambda c: SlicedKVCache(1.5, 1, 1), r"SlicedKVCache: layers: got 1.5"),
+        (lambda c: SlicedKVCache(1, 1, 8, 0), r"SlicedKVCache: v_head_dim: got 0"),
+        (lambda c: SlicedKVCache(1, 1, 8, batch=-1), r"SlicedKVCache: batch: got -1"),
+        (lambda c: SlicedKVCache(1, 1, 8, planes=3), r"SlicedKVCache: planes: got 3, expected 1 or 2"),
+        (lambda c: SlicedKVCache(1, 1, 8, planes=0), r"SlicedKVCache: planes: got 0"),
+        (lambda c: SlicedKVCache(1, 1, 8, dtype=torch.float64), r"SlicedKVCache: dtype: got float64, expected float32"),
+        (lambda c: SlicedKVCache(1, 1, 2000), r"SlicedKVCache: head_dim: got 2000, expected 1 to 1024 for a sketch"),
+        (lambda c: fresh(params=[None]), r"SlicedKVCache: params: got 1 entries"),
+        (lambda c: fresh(params=[None, "x"]), r"SlicedKVCache: params\[1\]: got str, expected SketchParams"),
+        (
+            lambda c: fresh(params=[params_of(HKV, 8)] * 2),
+            r"params\[0\]: got centre float32\[2, 8\], .*float32\[2,16\]",
+        ),
+        (lambda c: fresh(params=[params_of(HKV, D, torch.float64)] * 2), r"params\[0\]: got centre float64"),
+        (
+            lambda c: c.append(0, *(x.int() for x in rows(1, 1)[0])),
+            r"append: k: got int32 on cpu, expected a float tensor",
+        ),
+        (lambda c: c.append(0, None, rows(1, 1)[0][1]), r"append: k: got NoneType"),
     ],
 )
 def test_bad_arguments_change_nothing(call, message):
@@ -257,6 +282,121 @@ def test_bad_arguments_change_nothing(call, message):
     assert cache.lengths == (5,)
     append(cache, rows(1, 5))
     assert cache.lengths == (10,)
+
+
+def test_wide_heads_are_fine_in_pages():
+    cache = SlicedKVCache(1, 1, 2000, unit="page")
+    cache.append(0, torch.ones(1, 1, 3, 2000), torch.ones(1, 1, 3, 2000))
+    assert cache.index(0).shape == (1, 1, 2, 2000)
+
+
+@pytest.mark.parametrize("unit", ["token", "page"])
+def test_f8(unit):
+    cache = fresh(page_size=16, unit=unit, dtype=F8)
+    new = [(k * 200, v) for k, v in rows(1, 90)]  # some keys beyond 448, the largest number: they saturate
+    append(cache, new)
+    append(cache, rows(1, 3, seed=1))
+    assert (cache.index(0).dtype if unit == "page" else cache.index(0).norm.dtype) == (
+        torch.float32 if unit == "page" else torch.bfloat16
+    )
+    assert_index_is_fresh(cache)
+    for layer, (k, _) in enumerate(new):
+        assert torch.equal(cache.row(layer, 0)[0][:, :90].float(), k[0].clamp(-448, 448).to(F8).float())
+    policy = slicing.SlicePolicy(unit=unit, ratio=0.25, sink=2, recent=4)
+    q = torch.randn(1, 1, 4, D, generator=torch.Generator().manual_seed(4))
+    assert slicing.attend(q, *cache.tensors(0), policy=policy, layer=0).out.isfinite().all()
+    cache.repeat(2)
+    cache.crop([93, 70])
+    assert_index_is_fresh(cache)
+
+
+@pytest.mark.parametrize("broken", ["append_kv", "calibrate", "key_sketch"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_failed_append_changes_nothing(broken, layer, monkeypatch):
+    """Whatever fails, the step can be done again, and ends as if it had never failed."""
+    from sic_kernels.slicing import cache as module
+
+    new, more, want = rows(1, 30), rows(1, 50, seed=1), fresh(page_size=4)
+    append(want, new)
+    append(want, more)
+    cache = fresh(page_size=4)
+    append(cache, new)
+    for at in range(layer):
+        cache.append(at, *more[at])
+    before = cache.lengths, cache.pages(0), cache.pages_used, cache.params, cache.block_table.tolist()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, broken, fail)
+        with pytest.raises(MemoryError):
+            cache.append(layer, *more[layer])
+    assert (cache.lengths, cache.pages(0), cache.pages_used, cache.params, cache.block_table.tolist()) == before
+    assert cache.index(layer) is None
+    if layer == 0:
+        cache.crop(30)  # no step is under way
+    for at in range(layer, LAYERS):
+        cache.append(at, *more[at])
+    assert cache.lengths == (80,)
+    assert cache.params == want.params
+    for at, (k, v) in enumerate(new):
+        assert_holds(cache, 0, at, torch.cat([k[0], more[at][0][0]], 1), torch.cat([v[0], more[at][1][0]], 1))
+    assert_index_is_fresh(cache)
+
+
+def fail(*args, **kwargs):
+    raise MemoryError
+
+
+def test_memory_that_runs_out_while_growing(monkeypatch):
+    cache, new, more = fresh(page_size=4), rows(1, 80), rows(1, 300, seed=1)
+    append(cache, new)
+    grown, calls = type(cache._store[0])._grown, []
+
+    def second_fails(*args, **kwargs):
+        calls.append(1)
+        return fail() if len(calls) == 2 else grown(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(cache._store[0]), "_grown", second_fails)
+        with pytest.raises(MemoryError):
+            cache.append(0, *more[0])
+    assert cache.lengths == (80,)
+    assert cache.keys(0).shape[0] == cache.values(0).shape[0]
+    append(cache, more)
+    assert cache.lengths == (380,)
+    assert_index_is_fresh(cache)
+
+
+@pytest.mark.parametrize("spread", [[93, 1, 1, 1, 1, 1, 1, 1], [13, 13, 13, 13, 12, 12, 12, 12], [1] * 8])
+def test_no_copy_within_capacity_however_tokens_are_spread(spread):
+    cache = fresh(batch=8, page_size=16, capacity=100)
+    live = torch.zeros(8, max(spread), dtype=torch.bool)
+    append(cache, rows(8, 1), torch.tensor([[True]] + [[False]] * 7))
+    before = cache.keys(0).data_ptr(), cache.nbytes_by_part()["keys"]
+    cache.reset()
+    for row, n in enumerate(spread):
+        live[row, :n] = True
+    append(cache, rows(8, max(spread)), live)
+    assert cache.lengths == tuple(spread)
+    assert (cache.keys(0).data_ptr(), cache.nbytes_by_part()["keys"]) == before
+
+
+def test_neighbours_do_not_change_the_first_row_that_calibrates():
+    new, alone = rows(3, 100), fresh()
+    append(alone, [(k[1:2], v[1:2]) for k, v in new])
+    live = torch.ones(3, 100, dtype=torch.bool)
+    live[0, :70] = False  # 30 tokens are too few
+    together = fresh(batch=3)
+    append(together, new, live)
+    assert together.params == alone.params
+    assert None not in together.params
+
+
+def test_short_rows_do_not_add_up_to_a_calibration():
+    cache = fresh(batch=2)
+    append(cache, rows(2, 67))
+    assert cache.params == [None, None]
+    append(cache, rows(2, 1, seed=1))
+    assert None not in cache.params
+    assert_index_is_fresh(cache)
 
 
 def test_a_step_must_reach_every_layer():

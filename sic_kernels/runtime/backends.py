@@ -17,6 +17,9 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
+import numbers
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -137,16 +140,46 @@ def call(
     """
     chosen = pick(op, inputs[0], backend)
     native = getattr(module(), op)
-    if chosen.code:
-        results = native(*inputs, *outs, workspace, chosen.code)
-        results = results if type(results) is tuple else (results,)
-    else:
-        results = native(*inputs, *outs, workspace, CHECK)
-        results = results if type(results) is tuple else (results,)
+    try:
+        results = native(*inputs, *outs, workspace, chosen.code or CHECK)
+    except TypeError as error:
+        if "incompatible function arguments" not in str(error):
+            raise
+        raise _wrong_kinds(family, op, inputs, native) from None
+    results = results if type(results) is tuple else (results,)
+    if not chosen.code:
         _run_python(family, op, chosen, inputs, results)
     if isinstance(inputs[0], torch.Tensor):
         return results
     return arrays.like(results, inputs[0])
+
+
+def _wrong_kinds(family: str, op: str, inputs: tuple, native: Any) -> ArgumentError:
+    """Names the inputs of a kind that the native function does not take; its own message says only that nothing fits.
+
+    Names come from the definition, which takes the same inputs.
+    """
+    definition = getattr(importlib.import_module(f"sic_kernels.{family}.reference"), op, None)
+    names = list(inspect.signature(definition).parameters) if definition else []
+    wrong = []
+    for i, (value, kinds) in enumerate(zip(inputs, _number_kinds(native))):
+        optional, real = "None" in kinds, "Float" in kinds
+        if kinds and not (
+            isinstance(value, numbers.Real if real else numbers.Integral) or (optional and value is None)
+        ):
+            want = ("a number" if real else "an integer") + (" or None" if optional else "")
+            wrong.append((names[i] if i < len(names) else f"input {i}", type(value).__name__, want))
+    if not wrong:  # of the right kind, but out of range for it
+        return ArgumentError.of(op, "arguments", "a number out of range", "integers below 2^31, finite numbers")
+    got = ", ".join(f"{name} {kind}" for name, kind, _ in wrong)
+    return ArgumentError.of(op, "arguments", got, ", ".join(f"{name} {want}" for name, _, want in wrong))
+
+
+def _number_kinds(native: Any) -> list[str]:
+    """Of each argument of a native function: its type as the binding writes it if that is a number, else ""."""
+    signature = (native.__doc__ or "").partition("(")[2].partition(")")[0]
+    kinds = (part.partition(":")[2].strip() for part in signature.split(", "))
+    return [kind if re.search("int|float|Int|Float", kind) else "" for kind in kinds]
 
 
 def _run_python(family: str, op: str, backend: Backend, inputs: tuple, results: tuple) -> None:

@@ -22,10 +22,12 @@ from ..runtime import native
 from ..runtime.errors import ArgumentError
 from .attention import append_kv
 from .index import calibrate, key_sketch, page_summary
-from .types import KeySketch, SketchParams
+from .types import UNITS, KeySketch, SketchParams, code_of, integer
 
 Tensor = torch.Tensor
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+SKETCH_MAX_DIM = 1024  # of `key_sketch`
 CALIBRATION_TOKENS = 64  # fewer keys give no useful centre; until then attention is dense
 MASSIVE_TOKENS = 4  # the first keys of a sequence are outliers and would drag the centre
 
@@ -72,6 +74,7 @@ class _LayerPages:
     def __init__(self, owner: SlicedKVCache) -> None:
         self.owner = owner
         self.k = self.v = self.bits = self.norm = self.summary = None  # type: Tensor | None
+        self.pages = 0  # that every array of the layer has room for
         self.params: SketchParams | None = None
 
     def arrays(self) -> dict[str, Tensor]:
@@ -79,20 +82,27 @@ class _LayerPages:
         return {name: array for name, array in named.items() if array is not None}
 
     def grow(self, pages: int) -> None:
+        """Room for `pages` pages in every array, or, when memory runs out, in none."""
         o = self.owner
-        self.k = self._grown(self.k, pages, (o.page_size, o.head_dim), o.dtype)
-        self.v = self._grown(self.v, pages, (o.page_size, o.v_head_dim), o.dtype)
+        k = self._grown(self.k, pages, (o.page_size, o.head_dim), o.dtype)
+        v = self._grown(self.v, pages, (o.page_size, o.v_head_dim), o.dtype)
         if self.bits is not None or self.summary is not None:
             self.grow_index(pages)
+        self.k, self.v, self.pages = k, v, pages
 
     def grow_index(self, pages: int) -> None:
         o = self.owner
         if o.unit == "page":
-            self.summary = self._grown(self.summary, pages, (2, o.head_dim), o.dtype, zero=True)
+            dtype = torch.float32 if o.dtype == torch.float8_e4m3fn else o.dtype
+            self.summary = self._grown(self.summary, pages, (2, o.head_dim), dtype, zero=True)
             return
         row = o.planes * o.page_size * -(-o.head_dim // 8)
-        self.bits = self._grown(self.bits, pages, (row,), torch.uint8, zero=True)
+        bits = self._grown(self.bits, pages, (row,), torch.uint8, zero=True)
         self.norm = self._grown(self.norm, pages, (o.page_size,), torch.bfloat16, zero=True)
+        self.bits = bits
+
+    def forget_index(self) -> None:
+        self.bits = self.norm = self.summary = None
 
     def _grown(
         self, old: Tensor | None, pages: int, row: tuple[int, ...], dtype: torch.dtype, zero: bool = False
@@ -111,18 +121,28 @@ class _LayerPages:
             array[:, target] = array[:, source]
 
 
+def _count(name: str, value: Any, low: int) -> int:
+    return integer("SlicedKVCache", name, value, low, f"an integer of {low} or more, below 2^31")
+
+
 class SlicedKVCache:
     """Paged keys and values of `layers` layers with a key sketch (unit="token") or page summaries (unit="page").
 
     Shapes: B rows, T new tokens, Hkv KV heads, Dk = head_dim, Dv = v_head_dim. Rows may have different lengths.
 
-    * `capacity`: tokens (over all rows) to reserve at once. Within it, nothing is ever copied. On the CPU reserved
-      memory costs nothing until it is written. Beyond it the arrays grow by half, one layer at a time, so that the
-      passing peak is one layer, never the whole cache.
-    * `params`: one `SketchParams` per layer. Without them each layer is calibrated on the first
-      `CALIBRATION_TOKENS` or more keys that it sees, once; `params` may then be read and given to the next cache.
-      `index(layer)` is None until then.
-    * Deterministic; every method raises `ArgumentError` before anything is changed. Not thread-safe.
+    * `capacity`: tokens to reserve at once, over all `batch` rows and however they are spread over them. While the
+      rows hold no more, arrays are never moved or copied (`fork`, `repeat`, `reorder` copy partly filled pages, and
+      may add rows). On the CPU reserved memory costs nothing until it is written. Beyond it the arrays grow by half,
+      one layer at a time, so that the passing peak is one layer, never the whole cache.
+    * `params`: one `SketchParams` per layer (or None for a layer that shall calibrate itself). A layer without is
+      calibrated once, at the end of the first `append` after which some row holds `MASSIVE_TOKENS +
+      CALIBRATION_TOKENS` tokens, on the first such row alone: that row's params are those it would have without
+      neighbours. Results of the other rows then depend on that row; where they must not, give `params`, for example
+      those of an earlier cache. `index(layer)` is None until then.
+    * dtype: float32, float16, bfloat16, or float8_e4m3fn (values as they are, saturating at 448; its page summaries are
+      float32). head_dim: up to 1024 with unit "token".
+    * Deterministic; every method raises `ArgumentError` before anything is changed. An `append` that fails in any other
+      way (memory, say) leaves lengths, pages and index as they were. Not thread-safe.
     """
 
     def __init__(
@@ -138,37 +158,61 @@ class SlicedKVCache:
         device: torch.device | str = "cpu",
         unit: str = "token",
         planes: int = 2,
-        params: Sequence[SketchParams] | None = None,
+        params: Sequence[SketchParams | None] | None = None,
         capacity: int = 0,
     ) -> None:
-        counts = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
-        for name, value in counts.items():
-            if value < 1:
-                raise ArgumentError.of("SlicedKVCache", name, value, "at least 1")
-        for name, value in {"batch": batch, "capacity": capacity}.items():
-            if value < 0:
-                raise ArgumentError.of("SlicedKVCache", name, value, "0 or more")
-        if unit not in ("token", "page"):
-            raise ArgumentError.of("SlicedKVCache", "unit", repr(unit), "token|page")
-        if params is not None and len(params) != layers:
-            raise ArgumentError.of(
-                "SlicedKVCache", "params", f"{len(params)} entries", f"one for each of {layers} layers"
-            )
-        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
-        self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
-        self.page_size, self.dtype, self.device = page_size, dtype, torch.device(device)
-        self.unit, self.planes = unit, planes
+        self.layers = _count("layers", layers, 1)
+        self.kv_heads, self.head_dim = _count("kv_heads", kv_heads, 1), _count("head_dim", head_dim, 1)
+        self.v_head_dim = self.head_dim if v_head_dim is None else _count("v_head_dim", v_head_dim, 1)
+        self.page_size, self.planes = _count("page_size", page_size, 1), _count("planes", planes, 1)
+        batch, capacity = _count("batch", batch, 0), _count("capacity", capacity, 0)
+        self.dtype, self.device, self.unit = dtype, torch.device(device), unit
+        code_of("SlicedKVCache", "unit", unit, UNITS)
+        self._check_kind()
+        given = self._checked_params(params)
         self._pool = PagePool()
         self._pages: list[list[int]] = [[] for _ in range(batch)]
         self._lengths: list[int] = [0] * batch
         self._store = [_LayerPages(self) for _ in range(layers)]
-        for store, given in zip(self._store, params or ()):
-            store.params = given
+        for store, layer_params in zip(self._store, given):
+            store.params = layer_params
         self._behind: set[int] = set()  # layers that the current step has not been written to yet
         self._slots: Tensor | None = None
         self._table: Tensor | None = None
         self._seq_lens: Tensor | None = None
-        self._grow_pool(-(-capacity // page_size) if capacity else 0)
+        # Worst case: every row but one ends in a page with a single token.
+        size = self.page_size
+        self._grow_pool(min(capacity, (capacity + batch * (size - 1)) // size))
+
+    def _check_kind(self) -> None:
+        """What the operations could not store or index."""
+        if self.dtype not in DTYPES:
+            names = "|".join(str(t).removeprefix("torch.") for t in DTYPES)
+            raise ArgumentError.of("SlicedKVCache", "dtype", str(self.dtype).removeprefix("torch."), names)
+        if self.planes > 2:
+            raise ArgumentError.of("SlicedKVCache", "planes", self.planes, "1 or 2")
+        if self.unit == "token" and self.head_dim > SKETCH_MAX_DIM:
+            raise ArgumentError.of("SlicedKVCache", "head_dim", self.head_dim, f"1 to {SKETCH_MAX_DIM} for a sketch")
+
+    def _checked_params(self, params: Sequence[SketchParams | None] | None) -> list[SketchParams | None]:
+        """One entry a layer, on the cache's device."""
+        given = [None] * self.layers if params is None else list(params)
+        if len(given) != self.layers:
+            want = f"one for each of {self.layers} layers"
+            raise ArgumentError.of("SlicedKVCache", "params", f"{len(given)} entries", want)
+        return [self._checked_layer_params(layer, p) for layer, p in enumerate(given)]
+
+    def _checked_layer_params(self, layer: int, params: SketchParams | None) -> SketchParams | None:
+        if params is None:
+            return None
+        name, want = f"params[{layer}]", f"SketchParams with centre float32[{self.kv_heads},{self.head_dim}]"
+        if not isinstance(params, SketchParams) or not isinstance(params.centre, Tensor):
+            raise ArgumentError.of("SlicedKVCache", name, type(params).__name__, want)
+        centre = params.centre
+        if tuple(centre.shape) != (self.kv_heads, self.head_dim) or centre.dtype != torch.float32:
+            got = f"centre {str(centre.dtype).removeprefix('torch.')}{list(centre.shape)}"
+            raise ArgumentError.of("SlicedKVCache", name, got, want)
+        return params if centre.device.type == self.device.type else params.to(self.device)
 
     # --- what it holds ------------------------------------------------------------------------------------------
 
@@ -269,21 +313,42 @@ class SlicedKVCache:
         allocates. A row's keys are indexed by the same launch.
         """
         self._check_append(layer, k, v, live)
-        if not self._behind:
-            self._begin_step(k.shape[2], live)
+        lengths = None if self._behind else list(self._lengths)
+        try:
+            if lengths is not None:
+                self._begin_step(k.shape[2], live)
+            self._write(layer, k, v)
+        except BaseException:
+            if lengths is not None:
+                self._undo_step(lengths)
+            raise
         self._behind.discard(layer)
+
+    def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keys, values and index of the step's tokens in one layer."""
         store = self._store[layer]
-        if store.k is None or store.k.shape[1] < len(self._pool.refs):
+        if store.pages < len(self._pool.refs) or store.k is None:
             store.grow(len(self._pool.refs))
-        rows = [x.to(self.dtype).transpose(1, 2).flatten(0, 1) for x in (k, v)]  # copies only if B > 1 and T > 1
+        rows = [self._storable(x).transpose(1, 2).flatten(0, 1) for x in (k, v)]  # copies only if B > 1 and T > 1
         append_kv(rows[0], rows[1], self.keys(layer), self.values(layer), self._slots, index=self.index(layer))
         if store.bits is None and store.summary is None:
             self._first_index(layer)
+
+    def _storable(self, x: Tensor) -> Tensor:
+        """In the cache's type; for an f8 cache in float32, as `append_kv` saturates where torch's cast may not."""
+        return x.to(torch.float32 if self.dtype == torch.float8_e4m3fn else self.dtype)
 
     def _check_append(self, layer: int, k: Tensor, v: Tensor, live: Tensor | None) -> None:
         if not 0 <= layer < self.layers:
             raise ArgumentError.of("append", "layer", layer, f"0 to {self.layers - 1}")
         for name, x, width in (("k", k, self.head_dim), ("v", v, self.v_head_dim)):
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.device.type != self.device.type:
+                got = (
+                    f"{x.dtype} on {x.device.type}".removeprefix("torch.")
+                    if isinstance(x, Tensor)
+                    else type(x).__name__
+                )
+                raise ArgumentError.of("append", name, got, f"a float tensor on {self.device.type}")
             if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (self.batch, self.kv_heads, width):
                 raise ArgumentError.of("append", name, list(x.shape), f"[{self.batch},{self.kv_heads},T,{width}]")
         if k.shape[2] != v.shape[2]:
@@ -314,6 +379,17 @@ class SlicedKVCache:
             self._table = None
         self._behind = set(range(self.layers))
 
+    def _undo_step(self, lengths: list[int]) -> None:
+        """After a failed first layer: rows as they were. (The pool may have grown, which nobody sees.)"""
+        self._lengths = lengths
+        for pages, n in zip(self._pages, lengths):
+            keep = -(-n // self.page_size)
+            for page in pages[keep:]:
+                self._pool.drop(page)
+            del pages[keep:]
+        self._behind = set()
+        self._forget_tables()
+
     def _place(self, row: int, alive: list[bool]) -> list[int]:
         pages, position, size, slots = self._pages[row], self._lengths[row], self.page_size, []
         for is_live in alive:
@@ -332,21 +408,26 @@ class SlicedKVCache:
 
     def _first_index(self, layer: int) -> None:
         """Calibrate on what the layer holds, if that is enough, and index all of it."""
-        store = self._store[layer]
-        if self.unit == "token" and store.params is None:
+        store, params = self._store[layer], self._store[layer].params
+        if self.unit == "token" and params is None:
             samples = self._calibration_keys(layer)
             if samples is None:
                 return
             store.params = calibrate(samples)
-        store.grow_index(len(self._pool.refs))
-        self._rebuild(layer, [0] * self.batch)
+        try:
+            store.grow_index(len(self._pool.refs))
+            self._rebuild(layer, [0] * self.batch)
+        except BaseException:
+            store.forget_index()
+            store.params = params
+            raise
 
     def _calibration_keys(self, layer: int) -> Tensor | None:
-        rows = [self.row(layer, row)[0] for row in range(self.batch) if self._lengths[row]]
-        rows = [keys[:, min(MASSIVE_TOKENS, keys.shape[1] // 2) :] for keys in rows]
-        if sum(keys.shape[1] for keys in rows) < CALIBRATION_TOKENS:
-            return None
-        return torch.cat(rows, dim=1).transpose(0, 1)
+        """`[N,Hkv,D]` of the first row that has enough, so that its neighbours do not change its params."""
+        for row, n in enumerate(self._lengths):
+            if n >= MASSIVE_TOKENS + CALIBRATION_TOKENS:
+                return self.row(layer, row)[0][:, MASSIVE_TOKENS:].transpose(0, 1)
+        return None
 
     def _rebuild(self, layer: int, start: list[int]) -> None:
         """Index entries of every row from token start[row] on, rounded down to its page."""
@@ -465,7 +546,7 @@ class SlicedKVCache:
     def _copy_page(self, source: int, target: int) -> None:
         for store in self._store:
             if store.k is not None:
-                if store.k.shape[1] < len(self._pool.refs):
+                if store.pages < len(self._pool.refs):
                     store.grow(len(self._pool.refs))
                 store.copy_page(source, target)
 

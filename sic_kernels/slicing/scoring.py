@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
+
 from ..runtime import config
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import selection_inputs, with_tokens, without_tokens
-from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of
+from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of, integer
 
 
 def check_head_size(op: str, q: Array, sketch: KeySketch) -> None:
@@ -99,7 +101,7 @@ def select(
     seq_lens: Array,
     *,
     unit: Unit = "token",
-    page_size: int = 1,
+    page_size: int | None = None,
     ratio: float | None = None,
     budget: int | Array | None = None,
     top_p: float | None = None,
@@ -113,7 +115,8 @@ def select(
     """The best tokens or pages of each row: ascending indices i32[B,T,Hkv,K] padded with -1, counts i32[B,T,Hkv].
 
     scores: [B,T,Hkv,N] (or [B,Hkv,N]), i16 in 1/256 nat or f32|f16|bf16 in nats.
-    budget: tokens, a number or i32|i64 [B,Hkv]; default floor(ratio * visible), ratio 0.12 (SIC_SLICE_RATIO). In pages
+    page_size: tokens a page, needed for unit "page" (of no meaning for "token").
+    budget: tokens, an integer or i32|i64 [B,Hkv]; default floor(ratio * visible), ratio 0.12 (SIC_SLICE_RATIO). In pages
     max(1, budget // page_size).  sink, recent: tokens always taken at both ends.  keep: i32[B,n,2], half-open spans of
     tokens always taken, -1 padded.  Forced ones win: count = min(visible, max(budget, forced)).
     top_p: the shortest best-first prefix whose softmax mass, forced ones included, reaches top_p; never above the budget.
@@ -124,7 +127,19 @@ def select(
     scores = scores[:, None] if flat else scores
     ratio = config.current().slice_ratio if ratio is None else ratio
     unit_code = code_of("select", "unit", unit, UNITS)
-    inputs = (scores, seq_lens, unit_code, page_size, ratio, budget, top_p, sink, recent, keep, capacity)
+    page = _page_of(unit, page_size)
+    if isinstance(budget, numbers.Integral):
+        budget = integer("select", "budget", budget, 0, "0 or more tokens, an integer below 2^31")
+    if capacity is not None:
+        capacity = integer("select", "capacity", capacity, 0, "0 or more slots, an integer below 2^31")
+    inputs = (scores, seq_lens, unit_code, page, ratio, budget, top_p, sink, recent, keep, capacity)
     outs = (None, None) if out is None else tuple(o[:, None] for o in out) if flat else out
     indices, counts = without_tokens(flat, *call("slicing", "select", inputs, outs, None, backend))
     return Selection(indices, counts, unit)
+
+
+def _page_of(unit: Unit, page_size: int | None) -> int:
+    """Tokens a page; a unit of pages without their size would silently be pages of one token."""
+    if unit == "token" and page_size is None:
+        return 1
+    return integer("select", "page_size", page_size, 1, "tokens a page, an integer of 1 or more")
