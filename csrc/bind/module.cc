@@ -12,7 +12,7 @@ void bind_slicing(py::module_&);
 
 PYBIND11_MODULE(_C, m) {
   namespace py = pybind11;
-  sic::bind::register_errors(m);
+  sic::bind::register_errors();
   sic::bind::bind_slicing(m);
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);

@@ -1,5 +1,7 @@
 #include "bind/tensor_arg.h"
 
+#include <pybind11/gil_safe_call_once.h>
+
 #include <string>
 
 #include "core/dlpack_abi.h"
@@ -141,16 +143,18 @@ py::object output(py::handle given, py::handle like, std::initializer_list<int64
   struct Torch {
     py::object tensor, empty, zeros, dtypes[kNumDTypes];
   };
-  static Torch* torch = [] {  // never destroyed: the interpreter may be gone first
-    auto* t = new Torch;
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Torch> storage;
+  const auto make_torch = [] {
+    Torch t;
     py::module_ m = py::module_::import("torch");
-    t->tensor = m.attr("Tensor");
-    t->empty = m.attr("empty");
-    t->zeros = m.attr("zeros");
+    t.tensor = m.attr("Tensor");
+    t.empty = m.attr("empty");
+    t.zeros = m.attr("zeros");
     for (DType d : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::u8, DType::i16, DType::i32, DType::i64})
-      t->dtypes[static_cast<int>(d)] = m.attr(name(d));
+      t.dtypes[static_cast<int>(d)] = m.attr(name(d));
     return t;
-  }();
+  };
+  Torch* torch = &storage.call_once_and_store_result(make_torch).get_stored();
   py::tuple dims(shape.size());
   size_t i = 0;
   for (int64_t n : shape) dims[i++] = n;
@@ -160,7 +164,7 @@ py::object output(py::handle given, py::handle like, std::initializer_list<int64
   return make(dims, py::arg("dtype") = type, py::arg("device") = like.attr("device"));
 }
 
-void register_errors(py::module_&) {
+void register_errors() {
   py::register_exception_translator([](std::exception_ptr p) {
     try {
       if (p) std::rethrow_exception(p);

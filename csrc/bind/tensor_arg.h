@@ -32,6 +32,6 @@ class Args {
 py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype,
                   bool zero = false);
 
-void register_errors(py::module_&);
+void register_errors();
 
 }  // namespace sic::bind

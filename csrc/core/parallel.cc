@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,9 +42,19 @@ struct Job {
   void work(int thread) {
     for (int k = 0; k < threads; ++k) {
       Range& r = ranges[(thread + k) % threads];
-      for (int64_t i; (i = r.next.fetch_add(1, std::memory_order_relaxed)) < r.end;) fn(context, i);
+      for (int64_t i; (i = r.next.fetch_add(1, std::memory_order_relaxed)) < r.end;) run_task(i);
     }
   }
+  // The first exception of a task (memory may run out) waits for the caller; nothing may unwind through the pool.
+  void run_task(int64_t i) noexcept {
+    try {
+      fn(context, i);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  }
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
 };
 
 // The OpenMP runtime that somebody else loaded, reached through the entry that GCC's code calls (LLVM's and Intel's
@@ -92,6 +103,11 @@ class Pool {
     for (auto& t : threads_) t.join();
   }
 
+  static bool& inside() {
+    static thread_local bool flag = false;
+    return flag;
+  }
+
   // One job at a time; a caller that finds the pool busy does its work alone.
   void run(Job& job, int threads) {
     std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
@@ -105,7 +121,9 @@ class Pool {
       ++generation_;
     }
     wake_.notify_all();
+    inside() = true;
     job.work(0);
+    inside() = false;
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_ = 0;
     done_.wait(lock, [this] { return running_ == 0; });
@@ -124,7 +142,9 @@ class Pool {
       ++running_;
       Job* job = job_;
       lock.unlock();
+      inside() = true;
       job->work(index);
+      inside() = false;
       lock.lock();
       if (--running_ == 0) done_.notify_one();
     }
@@ -144,18 +164,30 @@ struct Threads {
   std::atomic<int> wanted{0};
   std::unique_ptr<Pool> pool = std::make_unique<Pool>();
 #if defined(__linux__)
-  pid_t pid = getpid();
+  const pid_t pid = getpid();
+  pid_t pool_pid = pid;
 #endif
 
   Threads() { openmp.find(); }
 
+  // In a child of fork() the runtime waits for threads that are gone; a pool of our own does not.
+  bool shares_openmp() const {
+#if defined(__linux__)
+    return openmp.parallel && pid == getpid();
+#else
+    return openmp.parallel;
+#endif
+  }
+  // Called from inside a parallel region: its threads are all taken.
+  bool busy() const { return Pool::inside() || (shares_openmp() && openmp.in_parallel()); }
+
   // Threads do not survive fork(): the child starts a pool of its own and leaves the parent's alone.
   Pool& own_pool() {
 #if defined(__linux__)
-    if (pid != getpid()) {
+    if (pool_pid != getpid()) {
       pool.release();
       pool = std::make_unique<Pool>();
-      pid = getpid();
+      pool_pid = getpid();
     }
 #endif
     return *pool;
@@ -172,15 +204,18 @@ Threads& threads() {
 void parallel_run(int64_t tasks, TaskFn fn, void* context) {
   Threads& t = threads();
   const int n = static_cast<int>(std::min<int64_t>({num_threads(), tasks, kMaxThreads}));
-  const bool nested = t.openmp.parallel && n > 1 && t.openmp.in_parallel();
-  if (n <= 1 || nested) {
+  if (n <= 1 || t.busy()) {
     for (int64_t i = 0; i < tasks; ++i) fn(context, i);
     return;
   }
   Job job(fn, context, tasks, n);
-  if (!t.openmp.parallel) return t.own_pool().run(job, n);
-  const auto member = [](void* j) { static_cast<Job*>(j)->work(threads().openmp.thread()); };
-  t.openmp.parallel(member, &job, static_cast<unsigned>(n), 0);
+  if (t.shares_openmp()) {
+    const auto member = [](void* j) { static_cast<Job*>(j)->work(threads().openmp.thread()); };
+    t.openmp.parallel(member, &job, static_cast<unsigned>(n), 0);
+  } else {
+    t.own_pool().run(job, n);
+  }
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 int num_threads() {

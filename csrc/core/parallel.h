@@ -12,7 +12,7 @@ namespace sic {
 using TaskFn = void (*)(void* context, int64_t task);
 
 // Runs fn(context, 0..tasks-1), each exactly once, on up to num_threads() threads; returns when all are done.
-// fn must not throw.
+// An exception of fn is rethrown here, after all tasks have run or been skipped.
 void parallel_run(int64_t tasks, TaskFn fn, void* context);
 
 template <class F>

@@ -2,12 +2,29 @@
 #include <algorithm>
 
 #include "core/isa.h"
+#include "slicing/append_kv.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
 
 SIC_CPU_OP(append_kv, slicing::AppendKvArgs)
 
 namespace sic::slicing {
+
+AppendPlan plan_append(const AppendKvArgs& a) {
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < a.slots.shape[0]; ++i) {
+    const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
+    if (slot >= 0) slots.push_back(slot);
+  }
+  std::sort(slots.begin(), slots.end());
+  AppendPlan plan;
+  const int64_t page = a.k_cache.shape[2];
+  for (size_t i = 0; i < slots.size(); ++i) {
+    plan.distinct = plan.distinct && (i == 0 || slots[i] != slots[i - 1]);
+    if (i + 1 == slots.size() || slots[i + 1] / page != slots[i] / page) plan.last_slots.push_back(slots[i]);
+  }
+  return plan;
+}
 
 void append_kv(const AppendKvArgs& a, const Exec& exec) {
   const Check check("append_kv", exec.device);
@@ -37,7 +54,7 @@ void append_kv(const AppendKvArgs& a, const Exec& exec) {
                     "-1 to " + std::to_string(P * page - 1));
     }
   }
-  if (!exec.check_only && N > 0) cpu::append_kv(a);
+  if (runs_on_cpu(check, exec) && N > 0) cpu::append_kv(a);
 }
 
 }  // namespace sic::slicing

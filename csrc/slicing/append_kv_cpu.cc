@@ -1,4 +1,6 @@
 // append_kv on the CPU: rows, then their index entries.
+#include "slicing/append_kv.h"
+
 #include "core/parallel.h"
 #include "core/scratch.h"
 #include "slicing/page_summary_cpu.h"
@@ -9,6 +11,8 @@ namespace sic::cpu::SIC_ISA {
 namespace {
 
 using slicing::AppendKvArgs;
+
+constexpr int64_t kRowsPerTask = 64;
 
 void write_row(const TensorView& rows, const TensorView& cache, const TensorView& scale, int64_t i, int64_t h,
                int64_t slot) {
@@ -40,23 +44,16 @@ void write_sketch(const AppendKvArgs& a, int64_t h, int64_t slot) {
              a.norm.as<bf16_t>() + id * a.norm.stride[0] + h * a.norm.stride[1], token);
 }
 
-// A page's live keys are those up to the last slot written: summarise once, at that slot.
-bool is_last_of_page(const AppendKvArgs& a, int64_t i, int64_t slot) {
-  const int64_t page = a.k_cache.shape[2];
-  for (int64_t j = 0; j < a.k.shape[0]; ++j) {
-    const int64_t other = index_at(a.slots, j * a.slots.stride[0]);
-    if (other >= 0 && other / page == slot / page && (other > slot || (other == slot && j > i))) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 void append_kv(const AppendKvArgs& a) {
   const int64_t N = a.k.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2];
-  // One task a head, rows in order: of two rows for one slot the later one stays.
-  parallel_for(Hkv, [&](int64_t h) {
-    for (int64_t i = 0; i < N; ++i) {
+  const slicing::AppendPlan plan = slicing::plan_append(a);
+  // Of two rows for one slot the later one stays: then the rows of a head go in order.
+  const int64_t chunk = plan.distinct ? kRowsPerTask : std::max<int64_t>(N, 1), chunks = (N + chunk - 1) / chunk;
+  parallel_for(Hkv * chunks, [&](int64_t task) {
+    const int64_t h = task / chunks, begin = task % chunks * chunk;
+    for (int64_t i = begin; i < std::min(N, begin + chunk); ++i) {
       const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
       if (slot < 0) continue;
       write_row(a.k, a.k_cache, a.k_scale, i, h, slot);
@@ -65,13 +62,12 @@ void append_kv(const AppendKvArgs& a) {
     }
   });
   if (!a.summary.given()) return;
-  parallel_for(N, [&](int64_t i) {
-    const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
-    if (slot < 0 || !is_last_of_page(a, i, slot)) return;
+  // A page's live keys are those up to the last slot written.
+  parallel_for(static_cast<int64_t>(plan.last_slots.size()) * Hkv, [&](int64_t task) {
+    const int64_t slot = plan.last_slots[task / Hkv], h = task % Hkv;
     float* temp =
         reinterpret_cast<float*>(thread_scratch(3 * a.k_cache.shape[3] * static_cast<int64_t>(sizeof(float))));
-    for (int64_t h = 0; h < Hkv; ++h)
-      summarise_page(a.k_cache, a.summary, slot / page, h, slot % page + 1, slicing::scale_at(a.k_scale, h), temp);
+    summarise_page(a.k_cache, a.summary, slot / page, h, slot % page + 1, slicing::scale_at(a.k_scale, h), temp);
   });
 }
 

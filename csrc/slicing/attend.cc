@@ -3,6 +3,7 @@
 
 #include "core/isa.h"
 #include "slicing/attention.h"
+#include "slicing/select.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
 
@@ -20,6 +21,7 @@ SelectArgs attend_selection(const AttendArgs& a) {
   s.ratio = a.ratio, s.top_p = a.top_p;
   s.sink = a.sink, s.recent = a.recent, s.keep = a.keep;
   s.min_len = a.min_len;
+  s.least = 1;
   s.indices = a.indices, s.counts = a.counts;
   const TensorView& q = a.attention.q;
   s.scores = view_of(nullptr, DType::i16, q.shape[0], q.shape[1], a.attention.kv.k_cache.shape[1],
@@ -33,9 +35,8 @@ int64_t attend_capacity(const AttendArgs& a) {
 
 void attend(const AttendArgs& a, const Exec& exec) {
   const Check check("attend", exec.device);
-  check_attention(check, a.attention);
+  const CacheDims d = check_attention(check, a.attention);
   const TensorView& q = a.attention.q;
-  const CacheDims d = check_kv(check, a.attention.kv);
   const int64_t D = q.shape[3];
   check.require(a.summary.given() != a.bits.given(), "index", a.summary.given() ? "both kinds" : "None",
                 "a KeySketch or a page summary");
@@ -48,16 +49,20 @@ void attend(const AttendArgs& a, const Exec& exec) {
   check.value(a.ratio > 0 && a.ratio <= 1, "policy.ratio", a.ratio, "above 0, at most 1");
   check.value(a.candidates > 0 && a.candidates <= 1, "policy.candidates", a.candidates, "above 0, at most 1");
   check.value(a.top_p > 0 && a.top_p <= 1, "policy.top_p", a.top_p, "above 0, at most 1");
-  check.value(a.sink >= 0, "policy.sink", double(a.sink), "0 or more tokens");
-  check.value(a.recent >= 0, "policy.recent", double(a.recent), "0 or more tokens");
+  check_count(check, "policy.sink", a.sink);
+  check_count(check, "policy.recent", a.recent);
+  check_count(check, "policy.min_len", a.min_len);
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
   if (exec.check_only && !a.attention.out.given()) return;
   check_attention_outputs(check, a.attention);
-  check.output("indices", a.indices, DType::i32, {d.B, q.shape[1], d.Hkv, attend_capacity(a)});
+  check.output("indices", a.indices, DType::i32, {d.B, q.shape[1], d.Hkv, -1});
+  check.value(a.indices.shape[3] >= attend_capacity(a), "indices", double(a.indices.shape[3]),
+              ("at least " + std::to_string(attend_capacity(a)) + " slots a row").c_str());
   check.output("counts", a.counts, DType::i32, {d.B, q.shape[1], d.Hkv});
   check.output("omitted_mass", a.omitted_mass, DType::f32, {d.B, q.shape[1], q.shape[2]});
   check.output("status", a.status, DType::u8, {d.B, q.shape[1], q.shape[2]});
-  if (!exec.check_only && q.size() > 0) cpu::attend(a);
+  if (exec.device == Device::cpu && !attend_is_dense(a)) check_capacity(check, attend_selection(a));
+  if (runs_on_cpu(check, exec) && q.size() > 0) cpu::attend(a);
 }
 
 }  // namespace sic::slicing

@@ -74,7 +74,7 @@ class TokenRow {
     room_ = room;
     int32_t* out = a_.indices.as<int32_t>() + at(a_.indices, u_.b, t_, u_.h);
     int32_t* count = a_.counts.as<int32_t>() + at(a_.counts, u_.b, t_, u_.h);
-    if (row.count() == row.visible && s_.top_p == 1) {
+    if (row.count() == row.visible && row.top_p == 1) {
       for (int32_t i = 0; i < row.visible; ++i) out[i] = i;
       *count = row.visible;
       std::fill(out + row.visible, out + K, -1);
@@ -86,6 +86,11 @@ class TokenRow {
   }
 
  private:
+  // Positions before it are outside the sliding window: attention would not look at them.
+  int64_t first_in_window() const {
+    const int64_t window = a_.attention.window;
+    return window > 0 && n_ > window ? n_ - window : 0;
+  }
   bool one_plane_softmax() const { return a_.planes == 1 && a_.pool == Pool::softmax; }
   const int16_t* first(int g) const { return u_.first + row_ + g * u_.shape.positions; }
   const int16_t* second(int g) const { return u_.second + row_ + g * u_.shape.positions; }
@@ -110,7 +115,8 @@ class TokenRow {
     const bool two_stage = a_.planes == 2;
     join_scores(first(0), u_.shape.positions, refs_, G_, one_plane_softmax(), n_, joined_);
     add_bias(joined_, n_, nullptr);
-    if (!two_stage) return select_scores(joined_, row, s_.top_p, out, K, count);
+    std::fill(joined_, joined_ + first_in_window(), INT16_MIN);
+    if (!two_stage) return select_scores(joined_, row, out, K, count);
     // Shortlist: no forced tokens, the best by plane 0.
     SelectRow shortlist;
     shortlist.visible = row.visible;
@@ -124,10 +130,10 @@ class TokenRow {
     const auto listed = static_cast<int32_t>(list_end - list_);
     join_rows(compact_, room_, G_, listed, a_.pool == Pool::softmax, fine_refs_, compact_);
     add_bias(compact_, listed, list_);
-    if (a_.top_p < 1) {
+    if (row.top_p < 1) {
       std::fill(joined_, joined_ + n_, INT16_MIN);
       for (int32_t i = 0; i < listed; ++i) joined_[list_[i]] = compact_[i];
-      return select_scores(joined_, row, s_.top_p, out, K, count);
+      return select_scores(joined_, row, out, K, count);
     }
     select_listed(row, listed, out, K, count);
   }
@@ -159,20 +165,42 @@ class TokenRow {
 
   // log of sum exp(estimated logit) over the positions not selected, left in omitted_mass for finish().
   void estimate_unread(const SelectRow& row, const int32_t* chosen, int32_t count) {
-    float* out = a_.omitted_mass.as<float>();
+    const slicing::AttentionArgs& c = a_.attention;
+    const bool plain = c.window == 0 && c.softcap == 0 && !c.key_bias.given();
     for (int g = 0; g < G_; ++g) {
-      const int64_t head = u_.h * G_ + g;
-      float& unread = out[at(a_.omitted_mass, u_.b, t_, head)];
-      unread = kNothing;
-      if (count >= row.visible) continue;
-      for (int32_t i = 0; i < count; ++i) compact_[i] = first(g)[chosen[i]];
-      const auto weight = [](vi d) { return rough_exp_weight(d, slicing::kUnreadShrink * kLog2OfStep); };
-      const int32_t top = refs_[g].top;
-      const uint64_t left = weight_sum(first(g), n_, top, weight) - weight_sum(compact_, count, top, weight);
-      if (left == 0) continue;
-      const float largest = slicing::kUnreadShrink * static_cast<float>(top) / slicing::kScoreSteps;
-      unread = std::log(static_cast<float>(left)) - 24 * 0.6931471805599453f + largest + centre_logit(head);
+      float& unread = a_.omitted_mass.as<float>()[at(a_.omitted_mass, u_.b, t_, u_.h * G_ + g)];
+      unread = count >= row.visible ? kNothing : plain ? unread_sum(g, chosen, count) : unread_loop(g, chosen, count);
     }
+  }
+
+  float unread_sum(int g, const int32_t* chosen, int32_t count) {
+    for (int32_t i = 0; i < count; ++i) compact_[i] = first(g)[chosen[i]];
+    const auto weight = [](vi d) { return rough_exp_weight(d, slicing::kUnreadShrink * kLog2OfStep); };
+    const int32_t top = refs_[g].top;
+    const uint64_t left = weight_sum(first(g), n_, top, weight) - weight_sum(compact_, count, top, weight);
+    if (left == 0) return kNothing;
+    const float largest = slicing::kUnreadShrink * static_cast<float>(top) / slicing::kScoreSteps;
+    return std::log(static_cast<float>(left)) - 24 * 0.6931471805599453f + largest + centre_logit(u_.h * G_ + g);
+  }
+
+  // The same where a logit is more than its score: softcap, bias, window.
+  float unread_loop(int g, const int32_t* chosen, int32_t count) const {
+    const float centre = centre_logit(u_.h * G_ + g), cap = a_.attention.softcap;
+    const float* bias = this->bias();
+    double top = kNothing, sum = 0;
+    const int32_t* end = chosen + count;
+    for (int64_t i = 0; i < n_; ++i) {
+      while (chosen < end && *chosen < i) ++chosen;
+      if ((chosen < end && *chosen == i) || i < first_in_window()) continue;
+      float logit = slicing::kUnreadShrink * first(g)[i] / slicing::kScoreSteps + centre;
+      if (cap > 0) logit = cap * std::tanh(logit / cap);
+      if (bias) logit += bias[i];
+      if (logit == kNothing) continue;
+      const double bigger = logit > top ? logit : top;
+      sum = sum * std::exp(top - bigger) + std::exp(logit - bigger);
+      top = bigger;
+    }
+    return sum > 0 ? static_cast<float>(top + std::log(sum)) : kNothing;
   }
 
   // What the scores leave out: the centre's share of every logit.
@@ -216,16 +244,18 @@ void select_pages(const AttendArgs& a, SelectArgs s) {
   s.scores = view_of(memory.data(), DType::f32, B, T, Hkv, M);
   score_pages(
       {c.q, a.summary, c.kv.block_table, c.kv.seq_lens, s.page, a.beta, a.pool, c.scale, c.max_seq_len, s.scores});
-  if (c.key_bias.given()) {
-    for (int64_t row = 0; row < B * T * Hkv; ++row) {
-      const float* bias = c.key_bias.as<const float>() + row / (T * Hkv) * c.key_bias.stride[0];
-      for (int64_t m = 0; m < M; ++m) {
-        const float* from = bias + m * s.page;
-        s.scores.as<float>()[row * M + m] +=
-            *std::max_element(from, from + std::min(s.page, c.max_seq_len - m * s.page));
-      }
+  parallel_for(B * T * Hkv, [&](int64_t row) {
+    const int64_t t = row / Hkv % T, b = row / Hkv / T;
+    const int64_t visible =
+        visible_positions(index_at(c.kv.seq_lens, b * c.kv.seq_lens.stride[0]), T, t, c.max_seq_len);
+    const float* bias = c.key_bias.given() ? c.key_bias.as<const float>() + b * c.key_bias.stride[0] : nullptr;
+    float* scores = s.scores.as<float>() + row * M;
+    for (int64_t m = 0; m * s.page < visible; ++m) {
+      const int64_t end = std::min((m + 1) * s.page, visible);
+      if (c.window > 0 && end <= visible - c.window) scores[m] = kNothing;
+      if (bias) scores[m] += *std::max_element(bias + m * s.page, bias + end);
     }
-  }
+  });
   select(s);
 }
 
@@ -241,13 +271,20 @@ void estimate_unread_pages(const AttendArgs& a, const SelectArgs& s, int64_t row
   const int64_t pages = slicing::ceil_div(visible, s.page);
   Carver carve(thread_scratch((D + pages) * static_cast<int64_t>(sizeof(float)) + 256));
   float *q = carve.take<float>(D), *logits = carve.take<float>(pages), top = kNothing;
+  const float* bias = c.key_bias.given() ? c.key_bias.as<const float>() + b * c.key_bias.stride[0] : nullptr;
   load_row(c.q, at(c.q, b, t, head), D, c.scale, q);
   with_float_type(a.summary.dtype, [&](auto type) {
     const auto* centres = a.summary.as<const decltype(type)>() + h * a.summary.stride[1];
     for (int64_t m = 0; m < pages; ++m) {
       const bool read = chosen < chosen_end && *chosen == m;
       chosen += read;
-      logits[m] = read ? kNothing : dot_row(q, centres + table[static_cast<uint32_t>(m)] * a.summary.stride[0], D);
+      const int64_t end = std::min((m + 1) * s.page, visible);
+      const bool outside = c.window > 0 && end <= visible - c.window;
+      float logit = kNothing;
+      if (!read && !outside) logit = dot_row(q, centres + table[static_cast<uint32_t>(m)] * a.summary.stride[0], D);
+      if (c.softcap > 0 && logit > kNothing) logit = c.softcap * std::tanh(logit / c.softcap);
+      if (bias && logit > kNothing) logit += *std::max_element(bias + m * s.page, bias + end);
+      logits[m] = logit;
       top = logits[m] > top ? logits[m] : top;
     }
   });
@@ -300,7 +337,7 @@ void finish(const AttendArgs& a) {
         visible_positions(index_at(c.kv.seq_lens, b * c.kv.seq_lens.stride[0]), T, t, c.max_seq_len);
     status = count == slicing::ceil_div(visible, unit) ? slicing::kDenseShort : slicing::kSliced;
     omitted = omitted == kNothing ? 0.0f : 1.0f / (1.0f + std::exp(lse - omitted));
-    if (omitted > a.max_omitted_mass) {
+    if (a.max_omitted_mass <= 1 && !(omitted <= a.max_omitted_mass)) {  // NaN too
       attend_dense_head(a, b, t, head);
       status = slicing::kFallbackMass;
       omitted = 0;
@@ -316,7 +353,10 @@ void attend_dense(const AttendArgs& a) {
     const int64_t head = row % Hq, t = row / Hq % T, b = row / Hq / T;
     a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = 0;
     a.status.as<uint8_t>()[at(a.status, b, t, head)] = a.dense_layer ? slicing::kDenseLayer : slicing::kDensePrefill;
-    if (head < Hkv) a.counts.as<int32_t>()[at(a.counts, b, t, head)] = 0;
+    if (head >= Hkv) continue;
+    a.counts.as<int32_t>()[at(a.counts, b, t, head)] = 0;
+    int32_t* indices = a.indices.as<int32_t>() + at(a.indices, b, t, head);
+    std::fill(indices, indices + a.indices.shape[3], -1);
   }
 }
 

@@ -16,9 +16,11 @@ AttentionPlan plan_attention(const AttentionArgs& a) {
       a.selected.indices.given() ? 1 : std::max<int64_t>(1, std::min<int64_t>(T, kRowsPerTask / p.group));
   p.token_tasks = ceil_div(T, p.tokens_per_task);
   int64_t listed = a.max_seq_len;
-  if (a.selected.indices.given())
-    listed = a.selected.indices.shape[3] * (a.selected.unit == Unit::page ? a.kv.k_cache.shape[2] : 1);
-  p.splits = std::max<int64_t>(1, ceil_div(std::min(listed, a.max_seq_len), kSplitTokens));
+  if (a.selected.indices.given()) {
+    const int64_t unit = a.selected.unit == Unit::page ? std::max<int64_t>(1, a.kv.k_cache.shape[2]) : 1;
+    listed = std::min(a.selected.indices.shape[3], ceil_div(a.max_seq_len, unit)) * unit;
+  }
+  p.splits = std::max<int64_t>(1, ceil_div(listed, kSplitTokens));
   if (B * Hkv * p.token_tasks >= kTasksWithoutSplit) p.splits = 1;
   p.rows = B * T * a.q.shape[2];
   return p;
@@ -29,7 +31,7 @@ int64_t attention_workspace(const AttentionArgs& a) {
   return p.splits == 1 ? 0 : p.rows * p.splits * (a.kv.v_cache.shape[3] + 2) * int64_t{4};
 }
 
-void check_attention(const Check& check, const AttentionArgs& a) {
+CacheDims check_attention(const Check& check, const AttentionArgs& a) {
   const CacheDims d = check_kv(check, a.kv);
   check_query(check, a.q, d, a.kv.k_cache.shape[3]);
   const int64_t T = a.q.shape[1], Hq = a.q.shape[2];
@@ -44,6 +46,7 @@ void check_attention(const Check& check, const AttentionArgs& a) {
   check.value(a.softcap >= 0, "softcap", a.softcap, "0 (none) or more");
   check.value(a.window >= 0, "window", double(a.window), "0 (none) or more positions");
   check.value(a.scale == a.scale, "scale", a.scale, "a number");
+  return d;
 }
 
 void check_attention_outputs(const Check& check, const AttentionArgs& a) {
@@ -67,8 +70,7 @@ void sliced_attention(const AttentionArgs& a, const Exec& exec) {
   check_attention(check, a);
   if (exec.check_only && !a.out.given()) return;
   check_attention_outputs(check, a);
-  if (exec.check_only) return;
-  if (a.q.size() > 0) cpu::sliced_attention(a);
+  if (runs_on_cpu(check, exec) && a.q.size() > 0) cpu::sliced_attention(a);
 }
 
 }  // namespace sic::slicing

@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "slicing/slicing.h"
+#include "slicing/validate.h"
 
 namespace sic::slicing {
 
@@ -17,7 +17,7 @@ struct AttentionPlan {
 };
 AttentionPlan plan_attention(const AttentionArgs&);
 
-void check_attention(const Check&, const AttentionArgs&);
+CacheDims check_attention(const Check&, const AttentionArgs&);
 void check_attention_outputs(const Check&, const AttentionArgs&);
 void check_workspace(const Check&, const TensorView& workspace, int64_t bytes);
 

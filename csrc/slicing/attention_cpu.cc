@@ -119,6 +119,7 @@ SIC_INLINE void in_row_groups(int rows, Body body) {
 
 struct RowState {
   float max = kNone, sum = 0;
+  bool empty() const { return max == kNone && sum == 0; }  // a sum of NaN is not empty
 };
 
 // The running softmax of the rows of a task; buffers hold a multiple of 4 rows.
@@ -310,6 +311,8 @@ template <class T>
 void Worker::add_split(const Place& p, const CacheRows& k, const CacheRows& v, Rows& rows, int64_t begin,
                        int64_t end) const {
   Tile tile, next;
+  if (!a_.selected.indices.given() && rows.from[0] > begin)  // before every row's window; the first row's begins first
+    begin = rows.from[0] >= end ? end : begin + (rows.from[0] - begin) / kTile * kTile;
   fill_tile(p, k, v, rows, begin, std::min(begin + kTile, end), tile);
   for (int64_t i = begin; i < end; i += kTile, tile = next) {
     next.n = 0;
@@ -332,7 +335,7 @@ void Worker::add_split(const Place& p, const CacheRows& k, const CacheRows& v, R
 
 // state, acc <- the two parts merged; unnormalised, base 2.
 void merge_into(RowState& s, float* acc, const RowState& t, const float* part, int64_t D) {
-  if (t.max == kNone) return;
+  if (t.empty()) return;
   const float new_max = t.max > s.max ? t.max : s.max;
   const float keep = s.max == kNone ? 0.0f : std::exp2(s.max - new_max), add = std::exp2(t.max - new_max);
   for (int64_t d = 0; d < D; ++d) acc[d] = acc[d] * keep + part[d] * add;
@@ -350,7 +353,7 @@ void write_result(const AttentionArgs& a, int64_t b, int64_t t, int64_t head, Ro
     keep = std::exp2(values.max - s.max);
     s.sum = values.sum * keep + (std::exp2(sink - s.max));
   }
-  const bool empty = s.max == kNone;
+  const bool empty = s.empty();
   a.lse.as<float>()[b * a.lse.stride[0] + t * a.lse.stride[1] + head * a.lse.stride[2]] =
       empty ? kNone : (s.max + std::log2(s.sum)) * kLn2;
   const int64_t h = head / (a.q.shape[2] / a.kv.k_cache.shape[1]);

@@ -53,7 +53,7 @@ void gather(const GatherArgs& a, const Exec& exec) {
   check.value(a.k.shape[0] >= rows, "k", double(a.k.shape[0]), "as many rows as are selected");
   check.value(a.v.shape[0] >= rows, "v", double(a.v.shape[0]), "as many rows as are selected");
   check.output("indptr", a.indptr, DType::i64, {d.B * T * d.Hkv + 1});
-  if (!exec.check_only) cpu::gather(a);
+  if (runs_on_cpu(check, exec)) cpu::gather(a);
 }
 
 }  // namespace sic::slicing

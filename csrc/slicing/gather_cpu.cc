@@ -6,10 +6,6 @@
 #include "core/simd.h"
 #include "slicing/validate.h"
 
-namespace sic::slicing {
-int64_t gathered_of_row(const GatherArgs&, int64_t b, int64_t t, int64_t h);
-}
-
 namespace sic::cpu::SIC_ISA {
 namespace {
 

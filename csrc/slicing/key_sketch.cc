@@ -22,7 +22,7 @@ void key_sketch(const KeySketchArgs& a, const Exec& exec) {
   check.value(D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
   if (exec.check_only && !a.bits.given()) return;
   check_sketch(check, a.bits, a.norm, a.planes, d, D);
-  if (!exec.check_only) cpu::key_sketch(a);
+  if (runs_on_cpu(check, exec)) cpu::key_sketch(a);
 }
 
 }  // namespace sic::slicing

@@ -17,7 +17,7 @@ void merge_states(const MergeStatesArgs& a, const Exec& exec) {
   if (exec.check_only && !a.out.given()) return;
   check.output("out", a.out, a.out_a.dtype, {R, H, D});
   check.output("lse", a.lse, DType::f32, {R, H});
-  if (!exec.check_only) cpu::merge_states(a);
+  if (runs_on_cpu(check, exec)) cpu::merge_states(a);
 }
 
 void merge_many(const MergeArgs& a, const Exec& exec) {
@@ -28,7 +28,7 @@ void merge_many(const MergeArgs& a, const Exec& exec) {
   if (exec.check_only && !a.out.given()) return;
   check.output("out", a.out, a.outs.dtype, {R, H, D});
   check.output("lse", a.lse, DType::f32, {R, H});
-  if (!exec.check_only) cpu::merge_many(a);
+  if (runs_on_cpu(check, exec)) cpu::merge_many(a);
 }
 
 }  // namespace sic::slicing

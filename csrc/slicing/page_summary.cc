@@ -15,7 +15,7 @@ void page_summary(const PageSummaryArgs& a, const Exec& exec) {
   check_start(check, a.start, d.B);
   if (exec.check_only && !a.summary.given()) return;
   check.output("summary", a.summary, summary_dtype(a.k_cache.dtype), {d.P, d.Hkv, 2, a.k_cache.shape[3]});
-  if (!exec.check_only) cpu::page_summary(a);
+  if (runs_on_cpu(check, exec)) cpu::page_summary(a);
 }
 
 }  // namespace sic::slicing

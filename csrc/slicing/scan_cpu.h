@@ -94,7 +94,7 @@ struct ScanUnit {
       const QueryTables q = tables(t);
       const int64_t row = t * shape.G * shape.positions;
       SketchScan(q, page, static_cast<int>(shape.D), planes)
-          .range(rows, norm, h, chunk_edge(chunk, page), end, first + row, both ? second + row : nullptr,
+          .range(rows, norm, h, chunk_edge(chunk, page), end, 0, first + row, both ? second + row : nullptr,
                  shape.positions);
     }
   }
@@ -120,7 +120,7 @@ template <class Scan, class Finish>
 void for_each_unit(const ScanShape& shape, const TensorView& q, const TensorView& seq_lens, float scale, int stages,
                    Scan scan, Finish finish) {
   const int64_t units = q.shape[0] * shape.Hkv, bytes = shape.unit_bytes(stages);
-  if (units >= 2 * num_threads()) {
+  if (units >= 2 * num_threads() && bytes <= kWaveBytes) {
     parallel_for(units, [&](int64_t i) {
       const ScanUnit u(shape, seq_lens, thread_scratch(bytes, ScratchSlot::unit), i, stages);
       u.set_queries(q, scale);

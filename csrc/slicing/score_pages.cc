@@ -15,7 +15,7 @@ void score_pages(const ScorePagesArgs& a, const Exec& exec) {
   check_max_seq_len(check, a.max_seq_len, d, a.seq_lens);
   if (exec.check_only && !a.out.given()) return;
   check.output("out", a.out, DType::f32, {d.B, a.q.shape[1], d.Hkv, ceil_div(a.max_seq_len, a.page)});
-  if (!exec.check_only && a.out.size() > 0) cpu::score_pages(a);
+  if (runs_on_cpu(check, exec) && a.out.size() > 0) cpu::score_pages(a);
 }
 
 }  // namespace sic::slicing

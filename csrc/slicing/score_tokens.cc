@@ -24,7 +24,7 @@ void score_tokens(const SketchScoreArgs& a, const Exec& exec) {
   const CacheDims d = check_scoring(check, a);
   if (exec.check_only && !a.out.given()) return;
   check.output("out", a.out, DType::i16, {d.B, a.q.shape[1], d.Hkv, a.max_seq_len});
-  if (!exec.check_only && a.out.size() > 0) cpu::score_tokens(a);
+  if (runs_on_cpu(check, exec) && a.out.size() > 0) cpu::score_tokens(a);
 }
 
 void refine_tokens(const SketchScoreArgs& a, const Exec& exec) {
@@ -34,7 +34,7 @@ void refine_tokens(const SketchScoreArgs& a, const Exec& exec) {
   check_selection(check, {a.cand_indices, a.cand_counts, Unit::token}, d, a.q.shape[1], a.seq_lens);
   if (exec.check_only && !a.out.given()) return;
   check.output("out", a.out, DType::i16, {d.B, a.q.shape[1], d.Hkv, a.cand_indices.shape[3]});
-  if (!exec.check_only && a.out.size() > 0) cpu::refine_tokens(a);
+  if (runs_on_cpu(check, exec) && a.out.size() > 0) cpu::refine_tokens(a);
 }
 
 }  // namespace sic::slicing

@@ -41,7 +41,7 @@ void refine_row(const SketchScoreArgs& a, const ScanUnit& u, int64_t t, const in
     const int64_t page = bits.split.index(static_cast<uint32_t>(list[i])), token = list[i] - page * a.page;
     const int64_t here = list[i] - token % slicing::kTokenBlock;
     if (here != start)
-      scan.range(bits, a.norm, u.h, here, here + 1, nullptr, block - here, slicing::kTokenBlock), start = here;
+      scan.range(bits, a.norm, u.h, here, here + 1, here, nullptr, block, slicing::kTokenBlock), start = here;
     for (int g = 0; g < u.shape.G; ++g) scores[g * stride + i] = block[g * slicing::kTokenBlock + (list[i] - start)];
   }
 }

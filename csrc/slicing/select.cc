@@ -18,6 +18,8 @@ SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, 
   int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(tokens));
   if (a.budgets.given())
     budget = std::max<int64_t>(0, index_at(a.budgets, b * a.budgets.stride[0] + h * a.budgets.stride[1]));
+  budget = std::max(budget, a.least);
+  row.top_p = tokens <= a.min_len ? 1.0 : a.top_p;
   if (tokens <= a.min_len || budget >= tokens)
     row.budget = row.visible;
   else
@@ -50,15 +52,13 @@ int64_t selection_capacity(const SelectArgs& a) {
   if (a.budgets.given() || a.keep.given()) return N;
   if (a.unit == Unit::token) {
     const int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(N));
-    return std::min(N, std::max({budget, a.sink + a.recent, a.min_len}));
+    return std::min(N, std::max({budget, a.sink + a.recent, a.min_len, a.least}));
   }
   const int64_t budget = a.budget >= 0 ? ceil_div(a.budget, a.page)
                                        : static_cast<int64_t>(a.ratio * static_cast<double>(N * a.page)) / a.page;
   const int64_t forced = ceil_div(a.sink, a.page) + (a.recent > 0 ? ceil_div(a.recent, a.page) + 1 : 0);
   return std::min(N, std::max({int64_t{1}, budget, forced, ceil_div(a.min_len, a.page)}));
 }
-
-namespace {
 
 void check_capacity(const Check& check, const SelectArgs& a) {
   const int64_t T = a.scores.shape[1], Hkv = a.scores.shape[2], N = a.scores.shape[3], K = a.indices.shape[3];
@@ -73,8 +73,6 @@ void check_capacity(const Check& check, const SelectArgs& a) {
   }
 }
 
-}  // namespace
-
 void select(const SelectArgs& a, const Exec& exec) {
   const Check check("select", exec.device);
   check.tensor("scores", a.scores, kFloats | DType::i16, 4);
@@ -83,8 +81,8 @@ void select(const SelectArgs& a, const Exec& exec) {
   check.value(a.unit == Unit::token || a.page >= 1, "page_size", double(a.page), "at least 1");
   check.value(a.ratio >= 0 && a.ratio <= 1, "ratio", a.ratio, "0 to 1");
   check.value(a.top_p > 0 && a.top_p <= 1, "top_p", a.top_p, "above 0, at most 1");
-  check.value(a.sink >= 0, "sink", double(a.sink), "0 or more tokens");
-  check.value(a.recent >= 0, "recent", double(a.recent), "0 or more tokens");
+  check_count(check, "sink", a.sink);
+  check_count(check, "recent", a.recent);
   check.optional("budget", a.budgets, kIndexInts, 2);
   if (a.budgets.given()) check.shape("budget", a.budgets, {B, Hkv});
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {B, -1, 2});
@@ -101,7 +99,7 @@ void select(const SelectArgs& a, const Exec& exec) {
   check.output("indices", a.indices, DType::i32, {B, T, Hkv, -1});
   check.output("counts", a.counts, DType::i32, {B, T, Hkv});
   if (exec.device == Device::cpu) check_capacity(check, a);
-  if (!exec.check_only) cpu::select(a);
+  if (runs_on_cpu(check, exec)) cpu::select(a);
 }
 
 }  // namespace sic::slicing

@@ -15,6 +15,7 @@ struct SelectRow {
   int32_t forced = 0;     // units in spans
   Span* spans = nullptr;  // forced, ascending, disjoint, not touching
   int32_t span_count = 0;
+  double top_p = 1;
 
   int32_t count() const {
     const int32_t wanted = budget > forced ? budget : forced;
@@ -24,6 +25,8 @@ struct SelectRow {
 
 // Row (b, t, h) with `tokens` visible positions; spans: room for span_room().
 SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, Span* spans);
+// On the CPU: that no row needs more slots than a.indices has.
+void check_capacity(const Check&, const SelectArgs& a);
 inline int64_t span_room(const SelectArgs& a) { return 2 + (a.keep.given() ? a.keep.shape[1] : 0); }
 
 }  // namespace sic::slicing

@@ -49,15 +49,15 @@ void select_one(const SelectArgs& a, int64_t b, int64_t t, int64_t h) {
   int32_t* out = a.indices.as<int32_t>() + at(a.indices);
   int32_t* count = a.counts.as<int32_t>() + at(a.counts);
   if constexpr (std::is_same_v<T, int16_t>) {
-    select_scores(scores, row, a.top_p, out, K, count);
+    select_scores(scores, row, out, K, count);
   } else {
     int32_t* keys = carve.take<int32_t>(N);
     fill_keys(scores, row.visible, keys);
     int64_t wanted = row.count() - row.forced;
-    if (a.top_p < 1) {
+    if (row.top_p < 1) {
       int32_t* steps = carve.take<int32_t>(N);
       fill_steps(scores, row.visible, steps);
-      wanted = nucleus(keys, row, a.top_p, [&](int64_t i) { return exp_weight(steps[i]); }, wanted);
+      wanted = nucleus(keys, row, [&](int64_t i) { return exp_weight(steps[i]); }, wanted);
     }
     write_selection(keys, row, cut_by_count(keys, row, wanted), out, K, count);
   }

@@ -152,13 +152,13 @@ int32_t* write_free(const Key* keys, int32_t begin, int32_t end, const Cut<Key>&
 
 // The shortest prefix, in the order of the keys, that brings the chosen weight to top_p of the whole.
 template <class Key, class Weight>
-int64_t nucleus(const Key* keys, const SelectRow& row, double top_p, Weight weight, int64_t most) {
+int64_t nucleus(const Key* keys, const SelectRow& row, Weight weight, int64_t most) {
   const auto w = [&](int64_t i) { return static_cast<uint64_t>(static_cast<uint32_t>(weight(i))); };
   uint64_t all = 0, chosen = 0;
   for (int32_t i = 0; i < row.visible; ++i) all += w(i);
   for (int32_t s = 0; s < row.span_count; ++s)
     for (int32_t i = row.spans[s].begin; i < row.spans[s].end; ++i) chosen += w(i);
-  const double target = top_p * static_cast<double>(all);
+  const double target = row.top_p * static_cast<double>(all);
   if (static_cast<double>(chosen) >= target || most <= 0) return 0;
   const auto weight_from = [&](int64_t t) {
     uint64_t sum = chosen;
@@ -199,12 +199,11 @@ void write_selection(const Key* keys, const SelectRow& row, const Cut<Key>& cut,
 }
 
 // 16-bit scores in 1/256 nat: the whole selection of a row.
-inline void select_scores(const int16_t* scores, const SelectRow& row, double top_p, int32_t* out, int64_t K,
-                          int32_t* count) {
+inline void select_scores(const int16_t* scores, const SelectRow& row, int32_t* out, int64_t K, int32_t* count) {
   int64_t wanted = row.count() - row.forced;
-  if (top_p < 1) {
+  if (row.top_p < 1) {
     const int32_t top = scores_max(scores, row.visible);
-    wanted = nucleus(scores, row, top_p, [&](int64_t i) { return exp_weight(scores[i] - top); }, wanted);
+    wanted = nucleus(scores, row, [&](int64_t i) { return exp_weight(scores[i] - top); }, wanted);
   }
   write_selection(scores, row, cut_by_count(scores, row, wanted), out, K, count);
 }

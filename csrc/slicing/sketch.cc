@@ -13,14 +13,4 @@ const float* sketch_signs() {
   return signs.data();
 }
 
-const uint32_t* exp_table(int bits) {
-  static const auto make = [](int b) {
-    std::array<uint32_t, kExpSteps> t;
-    for (int i = 0; i < kExpSteps; ++i) t[i] = static_cast<uint32_t>(std::ldexp(std::exp(-i / double(kScoreSteps)), b));
-    return t;
-  };
-  static const auto narrow = make(24), wide = make(30);
-  return bits == 24 ? narrow.data() : wide.data();
-}
-
 }  // namespace sic::slicing

@@ -43,8 +43,4 @@ inline int64_t sketch_plane_bytes(int64_t page, int64_t D) { return page * sketc
 // +1 or -1 for each of kSketchMaxDim channels.
 const float* sketch_signs();
 
-// Fixed-point exp(-i/256) with 2^bits at 0 (bits 24 or 30), kExpSteps entries; 0 from there on.
-constexpr int kExpSteps = 5325;
-const uint32_t* exp_table(int bits);
-
 }  // namespace sic::slicing

@@ -1,6 +1,7 @@
 // The key sketch on the CPU: rotation, packing of keys, integer queries and the scan.
 #pragma once
 #include <cmath>
+#include <limits>
 
 #include "core/paged.h"
 #include "core/rows.h"
@@ -154,7 +155,7 @@ struct QueryTables {
       finite = finite && std::isfinite(x[d]);
       top = std::fabs(x[d]) > top ? std::fabs(x[d]) : top;
     }
-    const bool usable = finite && top > 0;
+    const bool usable = finite && top >= std::numeric_limits<float>::min();
     const float inverse = usable ? slicing::kQueryLevels / top : 0.0f;
     factor[head] = usable ? top / slicing::kQueryLevels * scale * slicing::kScoreSteps : 0.0f;
     int8_t q[slicing::kSketchMaxDim + 8] = {};
@@ -311,9 +312,9 @@ class SketchScan {
     scores<false>(planes, norm, width, first, second, stride);
   }
 
-  // Tokens [begin, end) of one sequence and head.
-  void range(const CacheRows& bits, const TensorView& norm, int64_t h, int64_t begin, int64_t end, int16_t* first,
-             int16_t* second, int64_t stride) const {
+  // Tokens [begin, end) of one sequence and head; position p goes to [p - origin] of each row.
+  void range(const CacheRows& bits, const TensorView& norm, int64_t h, int64_t begin, int64_t end, int64_t origin,
+             int16_t* first, int16_t* second, int64_t stride) const {
     const int64_t pages_ahead = (kTokensAhead + page_ - 1) / page_;
     for (int64_t pos = begin; pos < end;) {
       const int64_t page = bits.split.index(static_cast<uint32_t>(pos)), token = pos - page * page_;
@@ -333,7 +334,8 @@ class SketchScan {
         if (second) prefetch_row(next_bits + plane, first_bytes);
         prefetch(norm.as<const bf16_t>() + next * norm.stride[0] + h * norm.stride[1]);
       }
-      block(page_bits, page_norm, block_start, width, first ? first + pos : nullptr, second ? second + pos : nullptr,
+      const int64_t at = pos - origin;
+      block(page_bits, page_norm, block_start, width, first ? first + at : nullptr, second ? second + at : nullptr,
             stride);
       pos += width;
     }
@@ -351,19 +353,18 @@ class SketchScan {
   template <int R, bool Full>
   void heads(int head, const uint8_t* const* planes, const bf16_t* norm, int width, int16_t* first, int16_t* second,
              int64_t stride) const {
-    v_block dots[2][R];
+    v_block dots[2][R] = {};
     plane_dots<R>(q_, head, planes[0], dots[0]);
     if (second) plane_dots<R>(q_, head, planes[1], dots[1]);
     const float gain = planes_ == 2 ? slicing::kOnePlaneGain : 1.0f;
     SIC_UNROLL for (int r = 0; r < R; ++r) {
       const float factor = q_.factor[head + r];
-      int16_t* to_first = first + (head + r) * stride;
-      int16_t* to_second = second + (head + r) * stride;
+      const int64_t row = (head + r) * stride;
       SIC_UNROLL for (int i = 0; i < slicing::kTokenBlock; i += W) {
         const vi a = widen_lanes(dots[0][r], i);
         const vf n = load(norm + i);
-        if (first) put<Full>(to_first, i, width, scale_dots(a, n, factor * gain));
-        if (second) put<Full>(to_second, i, width, scale_dots(a + a + widen_lanes(dots[1][r], i), n, factor));
+        if (first) put<Full>(first + row, i, width, scale_dots(a, n, factor * gain));
+        if (second) put<Full>(second + row, i, width, scale_dots(a + a + widen_lanes(dots[1][r], i), n, factor));
       }
     }
   }

@@ -5,7 +5,6 @@
 // S = M * page positions, D head size. Optional tensors are left default-constructed.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "core/check.h"
 #include "core/tensor_view.h"
@@ -90,6 +89,7 @@ struct SelectArgs {
   int64_t sink = 16, recent = 32;
   TensorView keep;             // i32 [B,n,2]
   int64_t min_len = 0;         // up to so many positions, everything is kept
+  int64_t least = 0;           // the budget is at least so many tokens
   TensorView indices, counts;  // out
 };
 void select(const SelectArgs&, const Exec&);

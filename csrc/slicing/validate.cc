@@ -97,16 +97,20 @@ void check_selection(const Check& check, const Selected& s, const CacheDims& d, 
     const int32_t limit = static_cast<int32_t>(ceil_div(visible, unit));
     const auto at = [&](const TensorView& v) { return b * v.stride[0] + t * v.stride[1] + h * v.stride[2]; };
     const int32_t count = s.counts.as<const int32_t>()[at(s.counts)];
+    const int32_t* index = s.indices.as<const int32_t>() + at(s.indices);
+    bool ok = count >= 0 && count <= K;
+    for (int32_t i = 0; ok && i < count; ++i) ok = index[i] > (i ? index[i - 1] : -1) && index[i] < limit;
+    if (ok) continue;
     const std::string where =
         " for sequence " + std::to_string(b) + ", token " + std::to_string(t) + ", head " + std::to_string(h);
     check.require(count >= 0 && count <= K, "selection.counts", std::to_string(count) + where,
                   "0 to " + std::to_string(K));
-    const int32_t* index = s.indices.as<const int32_t>() + at(s.indices);
-    bool ok = true;
-    for (int32_t i = 0; i < count; ++i) ok &= index[i] >= 0 && index[i] < limit;
-    for (int32_t i = 0; !ok && i < count; ++i)
+    for (int32_t i = 0; i < count; ++i) {
       check.require(index[i] >= 0 && index[i] < limit, "selection.indices", std::to_string(index[i]) + where,
                     "0 to " + std::to_string(limit - 1));
+      check.require(i == 0 || index[i] > index[i - 1], "selection.indices",
+                    std::to_string(index[i]) + " after " + std::to_string(index[i - 1]) + where, "ascending indices");
+    }
   }
 }
 
@@ -136,6 +140,16 @@ void check_max_seq_len(const Check& check, int64_t max_seq_len, const CacheDims&
     check.require(n <= max_seq_len, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
                   "at most max_seq_len = " + std::to_string(max_seq_len));
   }
+}
+
+bool runs_on_cpu(const Check& check, const Exec& exec) {
+  if (exec.device != Device::cpu && !exec.check_only)
+    throw Error(std::string(check.op()) + ": this build has no CUDA kernels");
+  return !exec.check_only;
+}
+
+void check_count(const Check& check, const char* arg, int64_t n) {
+  check.value(n >= 0 && n < (int64_t{1} << 31), arg, static_cast<double>(n), "0 to 2^31 - 1");
 }
 
 }  // namespace sic::slicing

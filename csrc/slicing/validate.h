@@ -29,6 +29,15 @@ void check_start(const Check&, const TensorView& start, int64_t B);
 // Score rows are addressed up to max_seq_len; lengths beyond it are an error on the CPU.
 void check_max_seq_len(const Check&, int64_t max_seq_len, const CacheDims& dims, const TensorView& seq_lens);
 
+// Whether the entry goes on to its CPU kernels; Error where the tensors' device has none in this build.
+bool runs_on_cpu(const Check&, const Exec&);
+
+// A number of tokens given by the caller.
+void check_count(const Check&, const char* arg, int64_t n);
+
+// Rows that gather writes for one (sequence, query token, KV head).
+int64_t gathered_of_row(const GatherArgs&, int64_t b, int64_t t, int64_t h);
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A summary has its cache's type; f8 is too coarse for a bound, so its summary is f32.

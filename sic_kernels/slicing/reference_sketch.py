@@ -213,7 +213,7 @@ def quantise_query(q: Tensor) -> tuple[Tensor, Tensor]:
     """q [..., D] -> (integers within +-31 as f32[..., D], step f32[...]), in the rotated space of the sketch."""
     y = rotate(q.float())
     largest = y.abs().amax(-1)
-    usable = torch.isfinite(largest) & (largest > 0)
+    usable = torch.isfinite(largest) & (largest >= torch.finfo(torch.float32).tiny)
     most = torch.full_like(largest, QUERY_LEVELS)  # number / tensor would be a product with the reciprocal in torch
     inverse = most / torch.where(usable, largest, torch.ones_like(largest))
     levels = torch.round(y * inverse[..., None])
