@@ -1,0 +1,146 @@
+"""Edges that a review or an attack once found wrong, each with the value that is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+import sic_kernels as sic
+from sic_kernels import slicing as S
+
+PAGE, H, G, D = 16, 2, 4, 32
+
+
+def problem(length: int, seed: int = 0, T: int = 1):
+    gen = torch.Generator().manual_seed(seed)
+    pages = -(-length // PAGE)
+    k, v = (torch.randn(pages, H, PAGE, D, generator=gen) for _ in range(2))
+    table, lens = torch.randperm(pages, generator=gen).view(1, pages).int(), torch.tensor([length])
+    q = torch.randn(1, T, H * G, D, generator=gen)
+    index = S.key_sketch(k, table, lens, S.calibrate(k.transpose(1, 2).reshape(-1, H, D)))
+    return q, k, v, index, table, lens
+
+
+def omitted_truth(q, k, v, table, lens, lse, **extras):
+    return 1 - torch.exp(lse - S.sliced_attention(q, k, v, table, lens, **extras)[1])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_a_row_of_nan_is_nan_not_zero(backend):
+    q, k, v, _, table, lens = problem(100)
+    q[0, 0, 3] = torch.nan
+    out, lse = S.sliced_attention(q, k, v, table, lens, backend=backend)
+    assert out[0, 0, 3].isnan().all()
+    assert lse[0, 0, 3].isnan()
+    assert not out[0, 0, :3].isnan().any()
+
+
+def test_an_estimate_of_nan_falls_back():
+    q, k, v, index, table, lens = problem(400)
+    q[0, 0, 5] = torch.nan
+    limited = S.attend(q, k, v, index, table, lens, policy=S.SlicePolicy(ratio=0.2, max_omitted_mass=1.0))
+    assert S.STATUS[limited.status[0, 0, 5]] == "fallback_mass"
+
+
+@pytest.mark.parametrize("unit", ["token", "page"])
+def test_nothing_outside_the_window_is_missed(unit):
+    q, k, v, index, table, lens = problem(400)
+    if unit == "page":
+        index = S.page_summary(k, table, lens)
+    policy = S.SlicePolicy(unit=unit, ratio=0.2, sink=0, recent=32)
+    result = S.attend(q, k, v, index, table, lens, policy=policy, window=32)
+    assert (result.omitted_mass == 0).all()
+    dense, _ = S.sliced_attention(q, k, v, table, lens, window=32)
+    torch.testing.assert_close(result.out, dense)
+
+
+def test_masked_tokens_are_not_missed():
+    q, k, v, index, table, lens = problem(400)
+    bias = torch.full((1, 400), -torch.inf)
+    bias[:, 100:140] = 0
+    result = S.attend(q, k, v, index, table, lens, policy=S.SlicePolicy(ratio=0.3), key_bias=bias)
+    assert (result.omitted_mass < 1e-6).all()
+
+
+def test_softcap_enters_the_estimate():
+    q, k, v, index, table, lens = problem(2000)
+    result = S.attend(3 * q, k, v, index, table, lens, policy=S.SlicePolicy(ratio=0.12), softcap=2.0)
+    truth = omitted_truth(3 * q, k, v, table, lens, result.lse, softcap=2.0)
+    assert (result.omitted_mass - truth).abs().max() < 0.1
+
+
+def test_bias_of_invisible_positions_does_not_matter():
+    q, k, v, _, table, lens = problem(200)
+    lens = torch.tensor([150])
+    summary = S.page_summary(k, table, lens)
+    policy = S.SlicePolicy(unit="page", ratio=0.2, sink=0, recent=16)
+    results = []
+    for tail in (0.0, 100.0, torch.nan):
+        bias = torch.zeros(1, 208)
+        bias[:, 150:] = tail
+        results.append(S.attend(q, k, v, summary, table, lens, policy=policy, key_bias=bias))
+    for other in results[1:]:
+        assert torch.equal(results[0].selection.indices, other.selection.indices)
+        assert torch.equal(results[0].out, other.out)
+
+
+def test_short_sequences_are_read_whole_even_with_top_p():
+    q, k, v, index, table, lens = problem(300)
+    result = S.attend(q, k, v, index, table, lens, policy=S.SlicePolicy(min_len=300, top_p=0.5))
+    assert (result.selection.counts == 300).all()
+    assert {S.STATUS[s] for s in result.status.flatten()} == {"dense_short"}
+
+
+def test_at_least_one_token_is_read():
+    q, k, v, index, table, lens = problem(5)
+    result = S.attend(q, k, v, index, table, lens, policy=S.SlicePolicy(ratio=0.12, sink=0, recent=0))
+    assert (result.selection.counts == 1).all()
+    assert result.lse.isfinite().all()
+
+
+def test_selections_must_ascend():
+    _, k, v, _, table, lens = problem(100)
+    for indices in ([5, 4], [5, 5]):
+        chosen = S.Selection(torch.tensor(indices).int().expand(1, 1, H, 2), torch.full((1, 1, H), 2).int())
+        with pytest.raises(sic.ArgumentError, match="ascending"):
+            S.gather(k, v, table, lens, chosen)
+
+
+def test_forced_counts_beyond_any_length_are_refused():
+    q, k, v, index, table, lens = problem(100)
+    scores = S.score_tokens(q, index, table, lens)
+    with pytest.raises(sic.ArgumentError, match="sink"):
+        S.select(scores, lens, sink=2**63 - 1)
+    with pytest.raises(sic.ArgumentError, match="sink"):
+        S.attend(q, k, v, index, table, lens, policy=S.SlicePolicy(sink=2**63 - 1))
+
+
+def test_preallocated_outputs_serve_dense_calls_too():
+    q, k, v, index, table, lens = problem(400)
+    policy = S.SlicePolicy(ratio=0.2, dense_layers=(0,))
+    r = S.attend(q, k, v, index, table, lens, policy=policy, layer=1)
+    outs = (r.out, r.lse, r.selection.indices, r.selection.counts, r.omitted_mass, r.status)
+    S.attend(q, k, v, index, table, lens, policy=policy, layer=0, out=outs)
+    assert torch.equal(r.out, S.sliced_attention(q, k, v, table, lens)[0])
+    assert (outs[2] == -1).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_computes_the_same():
+    q, k, v, index, table, lens = problem(3000)
+    want = S.attend(q, k, v, index, table, lens).out  # the threads exist now
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # a child that waits for threads that are gone would wait forever
+        same = S.attend(q, k, v, index, table, lens).out.numpy().tobytes() == want.numpy().tobytes()
+        os.write(write, b"same" if same else b"differs")
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert os.read(read, 16) == b"same"
+    os.close(read)
