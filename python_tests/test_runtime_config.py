@@ -18,7 +18,6 @@ def test_defaults():
     assert settings.backend == "auto"
     assert settings.cpu_isa == "auto"
     assert settings.num_threads == 0
-    assert settings.check is False
     assert settings.strict is False
     assert settings.given == ()
     assert settings == config.Config()
@@ -45,7 +44,8 @@ def test_every_field_has_a_variable():
         ("SIC_CPU_ISA", "avx2", "cpu_isa", "avx2"),
         ("SIC_NUM_THREADS", "auto", "num_threads", 0),
         ("SIC_NUM_THREADS", "7", "num_threads", 7),
-        ("SIC_CHECK", "1", "check", True),
+        ("SIC_NUM_THREADS", "256", "num_threads", 256),
+        ("SIC_STRICT", "1", "strict", True),
         ("SIC_STRICT", "0", "strict", False),
         ("SIC_LOG", "DEBUG", "log_level", "debug"),
         ("SIC_SLICE_RATIO", "0.06", "slice_ratio", 0.06),
@@ -65,8 +65,9 @@ def test_values(name, text, field, value):
         ("SIC_NUM_THREADS", "0"),
         ("SIC_NUM_THREADS", "-1"),
         ("SIC_NUM_THREADS", "2.5"),
-        ("SIC_CHECK", "yes"),
+        ("SIC_NUM_THREADS", "257"),
         ("SIC_STRICT", ""),
+        ("SIC_STRICT", "yes"),
         ("SIC_LOG", "loud"),
         ("SIC_SLICE_RATIO", "0"),
         ("SIC_SLICE_RATIO", "1.01"),
@@ -119,7 +120,7 @@ def test_digest_covers_what_changes_results_and_nothing_else():
     digests = {config.load({name: text}).digest for name, text in other.items()}
     assert base not in digests
     assert len(digests) == len(other)
-    for name, text in {"SIC_NUM_THREADS": "3", "SIC_LOG": "info", "SIC_CHECK": "1"}.items():
+    for name, text in {"SIC_NUM_THREADS": "3", "SIC_LOG": "info"}.items():
         assert config.load({name: text}).digest == base
 
 

@@ -79,10 +79,8 @@ SETTINGS: tuple[Setting, ...] = (
             "backend of every operation, unless the call says backend="),
     Setting("SIC_CPU_ISA", "cpu_isa", "auto", _choice(*CPU_ISAS), "|".join(CPU_ISAS),
             "instruction set of the CPU backend; auto is the best that the machine has"),
-    Setting("SIC_NUM_THREADS", "num_threads", 0, _integer(1, 4096, auto=True), "auto or an integer from 1 to 4096",
+    Setting("SIC_NUM_THREADS", "num_threads", 0, _integer(1, 256, auto=True), "auto or an integer from 1 to 256",
             "threads of the CPU backend; 0 (auto) follows torch.get_num_threads()", affects_results=False),
-    Setting("SIC_CHECK", "check", False, _flag, "0 or 1",
-            "also check device data (page ids) on the GPU, which costs a synchronisation", affects_results=False),
     Setting("SIC_STRICT", "strict", False, _flag, "0 or 1",
             "a fallback or a failed hardware gate raises instead of being logged and counted"),
     Setting("SIC_LOG", "log_level", "warning", _choice(*LOG_LEVELS), "|".join(LOG_LEVELS),
@@ -111,7 +109,6 @@ class Config:
     backend: str = "auto"
     cpu_isa: str = "auto"
     num_threads: int = 0
-    check: bool = False
     strict: bool = False
     log_level: str = "warning"
     slice_ratio: float = 0.12
@@ -123,7 +120,7 @@ class Config:
     def digest(self) -> str:
         """16 hex digits over the settings that can change a result: part of every fingerprint.
 
-        Thread count, log level and checking cannot (results are bitwise independent of them).
+        Thread count and log level cannot (results are bitwise independent of them).
         """
         values = {s.field: getattr(self, s.field) for s in SETTINGS if s.affects_results}
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
