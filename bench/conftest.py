@@ -25,6 +25,8 @@ QUICK_SHAPES = (BenchShape(4096), benches.MAIN)
 SECONDS = {False: 5.0, True: 0.6}  # for one benchmark, peers included
 FEWEST = {False: 7, True: 5}  # turns
 
+measure.ask_for_huge_pages()  # before any tensor
+
 rows: list[dict[str, Any]] = []  # of this session, for the table at its end
 
 

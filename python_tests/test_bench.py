@@ -114,6 +114,24 @@ def test_machine_and_bandwidth():
     assert all(r > 0.05 for r in rates.values())
 
 
+def test_huge_pages_are_asked_for_and_said(monkeypatch, inputs, memory):
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # so that what follows is undone
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    bench = benches.build("select", inputs)
+    turns = bench.turns(memory, inputs.sets)
+    line = bench_report.row(bench, measure.time_in_turns(bench.function, turns, 2), turns.times(skip=1), memory)
+    for asked in (False, True):
+        if asked:
+            measure.ask_for_huge_pages()
+        machine = measure.machine() | {"bandwidth": {"read": 1.0}}
+        assert (
+            "every tensor, the peers' too, asked for huge pages" in bench_report.text_table([line], machine)
+        ) is asked
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    measure.ask_for_huge_pages()
+    assert not measure.machine()["torch_asks_for_huge_pages"]
+
+
 def test_suite_of_one():
     """The command runs bench/ in a checkout and prints one JSON object."""
     command = [sys.executable, "-m", "sic_kernels", "bench", "--quick", "--json", "-k", "bench_call"]
@@ -121,6 +139,7 @@ def test_suite_of_one():
     report = json.loads(done.stdout)
     assert {r["fact"].split(",")[-1].split()[0] for r in report["rows"]} == {"public", "native"}
     assert report["machine"]["bandwidth"]["read"] > 0
+    assert report["machine"]["torch_asks_for_huge_pages"]
     assert "id" in report["commit"]
 
 

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when all results were right; whether targets are reached does not change the status."""
+    measure.ask_for_huge_pages()  # before any tensor
     if args.builtin or not (SUITE / "bench_slicing.py").exists():
         report = builtin(args.quick)
     else:

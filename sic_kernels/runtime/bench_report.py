@@ -195,6 +195,10 @@ def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[l
     reads = [r["read_rate"] for r in rows if "read_rate" in r]
     if reads:
         notes.append(f"a plain read ran at {min(reads):.0f} to {max(reads):.0f} GB/s in the turns of this table")
+    if machine.get("torch_asks_for_huge_pages"):
+        notes.append(
+            "every tensor, the peers' too, asked for huge pages (THP_MEM_ALLOC_ENABLE=1), as SlicedKVCache does"
+        )
     if any(r.get("disturbed") for r in rows):
         notes.append(
             f"~ disturbed: its times, or a peer's, spread by more than {DISTURBED:.0%} or have a median {FAR:g}x the best"

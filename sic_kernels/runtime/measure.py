@@ -107,6 +107,14 @@ def rounds_for(
     return max(low, min(high, int(2 * seconds / (time.perf_counter() - begin))))
 
 
+def ask_for_huge_pages() -> None:
+    """Make torch ask the system for huge pages, as `SlicedKVCache` does for its arrays: for all tensors, the peers' too.
+
+    Torch reads the setting at its first allocation, so call this before. What the user has set stays.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 # --- memory bandwidth ------------------------------------------------------------------------------------------------
 
 
