@@ -4,9 +4,9 @@
         model(next_token, past_key_values=cache)
     step.save("step.json")
 
-Operations call `record`, which costs one context-variable look-up when nobody traces. While tracing, tensors
-are copied when they are recorded (outputs may be reused), which synchronises a GPU: tracing is for looking, not
-for timing, and not for graph capture. Only the standard library is imported.
+`slicing.attend` and the integrations call `record`, which costs one context-variable look-up when nobody traces. While
+tracing, tensors are copied when they are recorded (outputs may be reused), which synchronises a GPU: tracing is for
+looking, not for timing, and not for graph capture. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _active: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("sic_trac
 
 
 class Trace:
-    """The records of one `trace()` block, in the order in which operations ran.
+    """The records of one `trace()` block, in the order in which they were made.
 
     A record is {"op", "layer", ...}. An array is {"array": "int32[1,1,3,8]@cpu", "values": [...]} with its first
     `max_values` elements flat, in row-major order, and "cut": the number left out. At most `max_records` are kept;
@@ -70,7 +70,11 @@ class Trace:
 
 @contextlib.contextmanager
 def trace(*, max_values: int = 65536, max_records: int = 4096) -> Iterator[Trace]:
-    """Record every operation of this thread (or task) inside the block. The innermost `trace()` gets the records."""
+    """Record what operations of this thread (or task) report inside the block; the innermost `trace()` gets the records.
+
+    Recorded are: every `slicing.attend` (unit, lengths, selection, counts, estimated omitted mass, status) and, under
+    transformers, every layer that ran it. Other operations (scores, selection, dense attention by themselves) are not.
+    """
     current = Trace(max_values, max_records)
     token = _active.set(current)
     try:

@@ -11,7 +11,8 @@ sequence, S = M * page positions, D head size):
   the others free. f32, f16, bf16; f8_e4m3 caches with `k_scale`, `v_scale`. An NHD cache is passed as `cache.transpose(1, 2)`.
 * `seq_lens` `[B]` counts the T new tokens; query t sees the first `seq_len - T + t + 1` positions.
 * `max_seq_len` (default S) bounds grids, widths and workspace: nothing depends on device data.
-* With `out=` and `workspace=` nothing is allocated and nothing synchronises: capturable in a CUDA graph.
+* With `out=` no result is allocated. On the CPU `workspace=` holds the partial results of splits and nothing else: scratch of the
+  scan is kept by the calling threads, which allocate it in the first call of a size (up to 64 MiB, beyond that in every call).
 * Results are bitwise equal from run to run, for any thread count and any batch a row is in.
 * `ArgumentError` (one format) before anything is read or written.
 """
