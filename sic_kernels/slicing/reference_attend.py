@@ -62,7 +62,9 @@ def _select_policy(scores, unit, page, seq_lens, ratio, top_p, sink, recent, kee
     limit = torch.where(short, units, limit)
     if eligible is not None:  # where everything fits, nothing is shortlisted
         eligible = eligible | (limit >= seen_tokens[..., None])[..., None]
-    K = max(default_capacity(units, unit, size, ratio, None, sink, recent, keep), min(units, max(1, -(-min_len // size))))
+    K = max(
+        default_capacity(units, unit, size, ratio, None, sink, recent, keep), min(units, max(1, -(-min_len // size)))
+    )
     chosen = torch.where(short[..., None], seen, choose(scores, seen, forced, limit, top_p, eligible))
     return as_indices(chosen, K)
 
