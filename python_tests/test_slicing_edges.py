@@ -144,3 +144,125 @@ def test_a_forked_child_computes_the_same():
     assert status == 0
     assert os.read(read, 16) == b"same"
     os.close(read)
+
+
+# --- found by attack ------------------------------------------------------------------------------------------------------
+
+
+def refused(message: str):
+    return pytest.raises(sic.ArgumentError, match=message)
+
+
+def test_tensors_without_memory_are_refused():
+    q, k, v, _, table, lens = problem(100)
+    freed = q.clone()
+    freed.untyped_storage().resize_(0)
+    with refused("without memory|data"):
+        S.sliced_attention(freed, k, v, table, lens)
+    with refused("q: got"):
+        S.sliced_attention(q.to("meta"), k, v, table, lens, backend="cpu")
+    with refused("k_cache: got"):
+        S.sliced_attention(q, k.to_sparse(), v, table, lens)
+
+
+def test_numpy_arrays_with_negative_strides():
+    q, k, v, _, table, lens = problem(100)
+    backwards = q.numpy()[:, :, ::-1]
+    want, _ = S.sliced_attention(q.flip(2), k, v, table, lens)
+    for backend in ("cpu", "ref"):
+        args = (backwards, k.numpy(), v.numpy(), table.numpy(), lens.numpy())
+        out, _ = S.sliced_attention(*args, backend=backend)
+        torch.testing.assert_close(torch.from_numpy(out), want)
+
+
+def test_malformed_cuda_array_interface():
+    _, k, v, _, table, lens = problem(100)
+    for typestr in ("<f0", "x", "<f16"):
+        fake = type(
+            "Fake", (), {"__cuda_array_interface__": {"typestr": typestr, "shape": (1, 1, 8, 32), "data": (0, False)}}
+        )()
+        with refused("q: got"):
+            S.sliced_attention(fake, k, v, table, lens, backend="cpu")
+
+
+def test_workspace_bytes_checks_its_shapes():
+    z = torch.zeros
+    for args in ((z(1, 1, 4, 8), z(1, 0, 8, 8), z(1, 0, 8, 8), 64), (z(1, 1, 1, 8), z(1, 4, 8, 8), z(1, 4, 8, 8), 64)):
+        with refused("q: got"):
+            S.workspace_bytes("attend", *args)
+    with refused("max_seq_len"):
+        S.workspace_bytes("attend", z(1, 1, 4, 8), z(1, 4, 8, 8), z(1, 4, 8, 8), -64)
+
+
+def test_half_a_selection_is_refused():
+    q, k, v, index, table, lens = problem(100)
+    with refused("selection.indices"):
+        S.sliced_attention(q, k, v, table, lens, S.Selection(None, torch.full((1, 1, H), 3).int()))
+    pages = S.select(S.score_tokens(q, index, table, lens), lens)._replace(unit="page")
+    with refused("candidates.unit"):
+        S.refine_tokens(q, index, pages, table, lens)
+
+
+def test_gradients_are_refused_not_dropped():
+    q, k, v, _, table, lens = problem(100)
+    q.requires_grad_()
+    with refused("requires grad"):
+        S.sliced_attention(q, k, v, table, lens)
+    with torch.no_grad():
+        S.sliced_attention(q, k, v, table, lens)
+
+
+def test_head_size_zero_is_refused():
+    z = torch.zeros
+    with refused("k_cache: got 0"):
+        S.sliced_attention(z(1, 1, 4, 0), z(3, 2, 8, 0), z(3, 2, 8, 4), torch.tensor([[0, 1, 2]]), torch.tensor([20]))
+
+
+def test_merged_states_have_one_shape():
+    out, lse = torch.randn(2, 3, 3, 4), torch.randn(2, 3, 3)
+    with refused("out_b"):
+        S.merge_states(out, lse, out.reshape(3, 2, 3, 4), lse.reshape(3, 2, 3))
+
+
+def test_scores_of_nan_fill_the_budget():
+    scores, lens = torch.full((1, 1, 1, 8), torch.nan), torch.tensor([8])
+    for backend in ("cpu", "ref"):
+        chosen = S.select(scores, lens, budget=3, sink=0, recent=0, top_p=0.9, backend=backend)
+        assert chosen.indices.flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name, none", [("softcap", 0), ("softcap", None), ("window", 0), ("window", None)])
+def test_zero_means_none_on_every_backend(name, none):
+    q, k, v, _, table, lens = problem(100)
+    want, _ = S.sliced_attention(q, k, v, table, lens)
+    for backend in ("cpu", "ref"):
+        torch.testing.assert_close(S.sliced_attention(q, k, v, table, lens, backend=backend, **{name: none})[0], want)
+
+
+def test_crop_and_reorder_take_whole_numbers_only():
+    cache = S.SlicedKVCache(1, 2, 16, batch=2)
+    cache.append(0, torch.randn(2, 2, 20, 16), torch.randn(2, 2, 20, 16))
+    for wrong in ([3, 8.0], [3, float("nan")], [True, True]):
+        with refused("whole numbers"):
+            cache.crop(wrong)
+        assert cache.lengths == (20, 20)
+    with refused("whole numbers"):
+        cache.reorder(torch.tensor([True, False]))
+    lengths = torch.tensor([9, 9])
+    cache.crop(lengths)
+    lengths[0] = 2
+    assert cache.lengths == (9, 9)
+
+
+def test_damaged_sketch_params_are_refused(tmp_path):
+    params = S.calibrate(torch.randn(9, 2, 16))
+    path = tmp_path / "params.safetensors"
+    params.save(path)
+    whole = path.read_bytes()
+    assert S.SketchParams.load(path) == params
+    for damaged in (b"", whole[:7], whole[: len(whole) // 2], b"x" * 40, whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with refused("SketchParams.load"):
+            S.SketchParams.load(path)
+    with refused("SketchParams.load"):
+        S.SketchParams.load(tmp_path / "absent")

@@ -275,6 +275,10 @@ py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::objec
 // The most that a call of these shapes needs, from plan_attention itself.
 int64_t workspace_bytes(int64_t B, int64_t T, int64_t Hq, int64_t Hkv, int64_t Dv, int64_t max_seq_len,
                         int64_t listed) {
+  const Check check("workspace_bytes");
+  check.value(Hkv > 0 && Hq > 0 && Hq % Hkv == 0, "q", static_cast<double>(Hq), "a multiple of the KV heads");
+  check.value(max_seq_len >= 0 && max_seq_len < (int64_t{1} << 31), "max_seq_len", static_cast<double>(max_seq_len),
+              "0 to 2^31 - 1");
   AttentionArgs a;
   a.q = view_of(nullptr, DType::f32, B, T, Hq, 1);
   a.kv.k_cache = view_of(nullptr, DType::f32, B, Hkv, max_seq_len, 1);

@@ -78,10 +78,20 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
   check.fail(arg, std::string(Py_TYPE(object.ptr())->tp_name) + why, "a torch tensor or an array with DLPack");
 }
 
+// The pending Python error as an argument error; an interrupt stays what it is.
+[[noreturn]] void fail_from_python(const Check& check, const char* arg, py::handle object) {
+  py::error_already_set error;
+  if (!error.matches(PyExc_Exception)) throw error;
+  fail_not_a_tensor(check, arg, object, (" (" + py::str(error.value()).cast<std::string>() + ")").c_str());
+}
+
 TensorView from_cuda_array(const Check& check, const char* arg, const py::dict& info) {
   dlpack::Tensor t{};
   const auto typestr = info["typestr"].cast<std::string>();
-  const uint8_t bits = static_cast<uint8_t>(8 * std::stoi(typestr.substr(2)));
+  const int bytes = typestr.size() == 3 ? typestr[2] - '0' : 0;
+  check.require(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8, arg, "typestr '" + typestr + "'",
+                "a type of 1, 2, 4 or 8 bytes");
+  const uint8_t bits = static_cast<uint8_t>(8 * bytes);
   const char kind = typestr[1];
   t.dtype = {static_cast<uint8_t>(kind == 'f'   ? dlpack::kFloat
                                   : kind == 'i' ? dlpack::kInt
@@ -111,23 +121,27 @@ TensorView Args::operator()(const char* arg, py::handle object) {
   const Check check(op_);
   dlpack::Tensor t;
   if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
-    if (api->tensor_from_object(object.ptr(), &t) != 0) throw py::error_already_set();
+    if (api->tensor_from_object(object.ptr(), &t) != 0) fail_from_python(check, arg, object);
     return view_from(check, arg, t);
   }
   if (py::hasattr(object, "__dlpack__")) {
     py::object capsule;
-    try {
-      capsule = object.attr("__dlpack__")();
-    } catch (py::error_already_set& e) {
-      fail_not_a_tensor(check, arg, object, (std::string(" (") + py::str(e.value()).cast<std::string>() + ")").c_str());
-    }
+    capsule = py::reinterpret_steal<py::object>(PyObject_CallMethod(object.ptr(), "__dlpack__", nullptr));
+    if (!capsule) fail_from_python(check, arg, object);
     if (!PyCapsule_IsValid(capsule.ptr(), "dltensor"))
       fail_not_a_tensor(check, arg, object, " with another DLPack version");
     alive_.append(capsule);  // not consumed: its own destructor frees it
     return view_from(check, arg, *static_cast<dlpack::Tensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor")));
   }
-  if (py::hasattr(object, "__cuda_array_interface__"))
-    return from_cuda_array(check, arg, object.attr("__cuda_array_interface__"));
+  if (py::hasattr(object, "__cuda_array_interface__")) {
+    try {
+      return from_cuda_array(check, arg, object.attr("__cuda_array_interface__"));
+    } catch (py::error_already_set&) {
+      fail_not_a_tensor(check, arg, object, " with a malformed __cuda_array_interface__");
+    } catch (const py::builtin_exception&) {
+      fail_not_a_tensor(check, arg, object, " with a malformed __cuda_array_interface__");
+    }
+  }
   fail_not_a_tensor(check, arg, object, "");
 }
 

@@ -42,6 +42,7 @@ void Check::tensor(const char* arg, const TensorView& v, DTypeSet types, int ran
   if (rank > 0 && v.shape[rank - 1] > 1 && v.stride[rank - 1] != 1)
     fail(arg, describe(v) + " with stride " + std::to_string(v.stride[rank - 1]) + " in the last dimension",
          "a contiguous last dimension");
+  if (v.data == nullptr && v.size() > 0) fail(arg, describe(v) + " without memory", "a tensor that has its data");
 }
 
 void Check::shape(const char* arg, const TensorView& v, std::initializer_list<int64_t> expected) const {

@@ -44,6 +44,8 @@ void append_kv(const AppendKvArgs& a, const Exec& exec) {
     check.value(D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
     const int64_t planes = a.bits.rank == 3 ? a.bits.shape[2] / std::max<int64_t>(1, sketch_plane_bytes(page, D)) : 0;
     check_sketch(check, a.bits, a.norm, static_cast<int>(planes), d, D);
+    check.output("sketch.bits", a.bits, DType::u8, {P, Hkv, -1});
+    check.output("sketch.norm", a.norm, DType::bf16, {P, Hkv, page});
     check.tensor("params.centre", a.centre, DType::f32, {Hkv, D});
   }
   if (a.summary.given()) check.output("summary", a.summary, summary_dtype(a.k_cache.dtype), {P, Hkv, 2, D});

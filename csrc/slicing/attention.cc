@@ -36,7 +36,7 @@ CacheDims check_attention(const Check& check, const AttentionArgs& a) {
   check_query(check, a.q, d, a.kv.k_cache.shape[3]);
   const int64_t T = a.q.shape[1], Hq = a.q.shape[2];
   check_max_seq_len(check, a.max_seq_len, d, a.kv.seq_lens);
-  if (a.selected.indices.given()) check_selection(check, a.selected, d, T, a.kv.seq_lens);
+  if (a.selected.indices.given() || a.selected.counts.given()) check_selection(check, a.selected, d, T, a.kv.seq_lens);
   if (a.key_bias.given()) {
     check.tensor("key_bias", a.key_bias, DType::f32, {d.B, -1});
     check.value(a.key_bias.shape[1] >= a.max_seq_len, "key_bias", double(a.key_bias.shape[1]),

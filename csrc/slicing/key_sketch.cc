@@ -22,6 +22,8 @@ void key_sketch(const KeySketchArgs& a, const Exec& exec) {
   check.value(D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
   if (exec.check_only && !a.bits.given()) return;
   check_sketch(check, a.bits, a.norm, a.planes, d, D);
+  check.output("out.bits", a.bits, DType::u8, {d.P, d.Hkv, -1});
+  check.output("out.norm", a.norm, DType::bf16, {d.P, d.Hkv, d.page});
   if (runs_on_cpu(check, exec)) cpu::key_sketch(a);
 }
 

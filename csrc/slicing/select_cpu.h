@@ -158,6 +158,7 @@ int64_t nucleus(const Key* keys, const SelectRow& row, Weight weight, int64_t mo
   for (int32_t i = 0; i < row.visible; ++i) all += w(i);
   for (int32_t s = 0; s < row.span_count; ++s)
     for (int32_t i = row.spans[s].begin; i < row.spans[s].end; ++i) chosen += w(i);
+  if (all == 0) return most;  // nothing but NaN: no prefix is better than another
   const double target = row.top_p * static_cast<double>(all);
   if (static_cast<double>(chosen) >= target || most <= 0) return 0;
   const auto weight_from = [&](int64_t t) {

@@ -18,6 +18,8 @@ def as_torch(array: Array) -> Any:
     """A torch tensor over the same memory; anything that is not an array (None, numbers) as it is."""
     if array is None or isinstance(array, (torch.Tensor, bool, int, float)):
         return array
+    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):
+        array = array.copy()  # torch has no negative strides, and its importer ends the process on them
     if hasattr(array, "__dlpack__"):
         return torch.from_dlpack(array)
     if hasattr(array, "__cuda_array_interface__"):

@@ -139,6 +139,10 @@ def call(
     and nothing is touched before they pass.
     """
     chosen = pick(op, inputs[0], backend)
+    if torch.is_grad_enabled() and getattr(inputs[0], "requires_grad", False):
+        raise ArgumentError.of(
+            op, "inputs", "a tensor that requires grad", "tensors without: the ops have no backward pass"
+        )
     native = getattr(module(), op)
     try:
         results = native(*inputs, *outs, workspace, chosen.code or CHECK)

@@ -66,7 +66,7 @@ def attend(
         q4, k_cache, v_cache, bits, norm, centre, planes, None if is_sketch else index, block_table, seq_lens,
         policy.ratio, policy.candidates, policy.top_p, policy.sink, policy.recent, policy.beta, POOLS[policy.pool],
         policy.max_omitted_mass, dense_layer, policy.max_sliced_T, policy.min_len, keep,
-        scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len,
+        scale, key_bias, softcap or None, window or None, sinks, k_scale, v_scale, max_seq_len,
     )  # fmt: skip
     outs = (None,) * 6 if out is None else tuple(o[:, None] for o in out) if flat else out
     results = call("slicing", "attend", inputs, outs, workspace, backend)

@@ -113,7 +113,7 @@ def sliced_attention(
     outs = (None, None) if out is None else tuple(with_tokens(out[0])[0:1]) + (out[1][:, None] if flat else out[1],)
     inputs = (
         q4, k_cache, v_cache, block_table, seq_lens, *selection_inputs("sliced_attention", selection),
-        scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len,
+        scale, key_bias, softcap or None, window or None, sinks, k_scale, v_scale, max_seq_len,
     )  # fmt: skip
     return without_tokens(flat, *call("slicing", "sliced_attention", inputs, outs, workspace, backend))
 
@@ -152,6 +152,9 @@ def merge_states(
     outs = (None, None) if out is None else out
     if out_a.ndim == 3:
         return call("slicing", "merge_states", (out_a, lse_a, out_b, lse_b), outs, None, backend)
+    if out_a.ndim < 2 or out_b.shape != out_a.shape or lse_b.shape != lse_a.shape or lse_a.shape != out_a.shape[:-1]:
+        got = f"{list(out_b.shape)} with lse {list(lse_b.shape)}"
+        raise ArgumentError.of("merge_states", "out_b", got, f"{list(out_a.shape)} with lse {list(out_a.shape[:-1])}")
     H, D = out_a.shape[-2:]
     flat = (out_a.reshape(-1, H, D), lse_a.reshape(-1, H), out_b.reshape(-1, H, D), lse_b.reshape(-1, H))
     if out is not None:

@@ -13,6 +13,7 @@ pages is then one contiguous `[Hkv,S,D]` array, which hardware prefetching likes
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,17 @@ class PagePool:
         self.refs[page] -= 1
         if self.refs[page] == 0:
             heapq.heappush(self._free, page)
+
+
+def _whole_numbers(op: str, arg: str, values: Any) -> list[int]:
+    """A list, tensor or array of integers as plain ones; booleans and floats are mistakes."""
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        if any(isinstance(n, bool) for n in plain):
+            raise TypeError
+        return [operator.index(n) for n in plain]
+    except TypeError:
+        raise ArgumentError.of(op, arg, repr(values), "whole numbers") from None
 
 
 class _LayerPages:
@@ -456,7 +468,8 @@ class SlicedKVCache:
         Pages behind the cut are given back. The page that is cut gets its index rebuilt, in a copy of its own if
         another row shares it.
         """
-        wanted = [lengths] * self.batch if isinstance(lengths, int) else list(lengths)
+        single = isinstance(lengths, int)
+        wanted = _whole_numbers("crop", "lengths", [lengths] * self.batch if single else lengths)
         if len(wanted) != self.batch or any(n < 0 for n in wanted):
             raise ArgumentError.of("crop", "lengths", wanted, f"{self.batch} lengths of 0 or more")
         self._check_between_steps("crop")
@@ -503,7 +516,7 @@ class SlicedKVCache:
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """New row i is old row rows[i]; any number of rows, repeated or left out. Full pages are shared."""
-        chosen = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        chosen = _whole_numbers("reorder", "rows", rows)
         if any(not 0 <= row < self.batch for row in chosen):
             raise ArgumentError.of("reorder", "rows", chosen, f"numbers from 0 to {self.batch - 1}")
         self._check_between_steps("reorder")

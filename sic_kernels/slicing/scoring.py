@@ -61,6 +61,8 @@ def refine_tokens(
 ) -> Array:
     """`score_tokens` from both planes, for the listed candidates only: i16[B,T,Hkv,K]; unused slots are -32768."""
     check_head_size("refine_tokens", q, sketch)
+    if candidates is not None and candidates.unit != "token":
+        raise ArgumentError.of("refine_tokens", "candidates.unit", repr(candidates.unit), "'token'")
     listed = selection_inputs("refine_tokens", candidates)[:2]
     q, flat = with_tokens(q)
     inputs = (

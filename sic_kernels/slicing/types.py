@@ -87,13 +87,26 @@ class SketchParams:
     @classmethod
     def load(cls, path: str | Path) -> SketchParams:
         """Read what `save` wrote; `ArgumentError` if the file is something else or its digest does not match."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(str(path), "pt") as file:
-            meta = file.metadata() or {}
-            if meta.get("kind") != "sic_kernels.SketchParams" or set(file.keys()) != {"centre", "scale"}:
-                raise ArgumentError.of("SketchParams.load", "path", str(path), "a file written by SketchParams.save")
-            params = cls(file.get_tensor("centre"), file.get_tensor("scale"))
+        expected = "a file written by SketchParams.save"
+        try:
+            with safe_open(str(path), "pt") as file:
+                meta = file.metadata() or {}
+                known = meta.get("kind") == "sic_kernels.SketchParams" and meta.get("version") == "1"
+                if not known or set(file.keys()) != {"centre", "scale"}:
+                    raise ArgumentError.of("SketchParams.load", "path", str(path), expected)
+                centre, scale = file.get_tensor("centre"), file.get_tensor("scale")
+        except (SafetensorError, OSError) as error:
+            raise ArgumentError.of("SketchParams.load", "path", f"{path} ({error})", expected) from error
+        if (
+            centre.dtype != torch.float32
+            or centre.ndim != 2
+            or scale.dtype != torch.float32
+            or scale.shape != centre.shape[:1]
+        ):
+            raise ArgumentError.of("SketchParams.load", "path", str(path), "float32 centre [Hkv,D] and scale [Hkv]")
+        params = cls(centre, scale)
         if params.id != meta.get("id"):
             raise ArgumentError.of("SketchParams.load", "path", f"digest {params.id}", f"{meta.get('id')} as recorded")
         return params
