@@ -205,4 +205,10 @@ def _pair(dense: dict[str, Any], sliced: dict[str, Any], key: str, form: str, sc
 
 
 def _times(dense: dict[str, Any], sliced: dict[str, Any], key: str, word: str) -> str:
-    return f"{dense[key] / sliced[key]:.1f}x {word}" if sliced[key] else ""
+    if not sliced[key]:
+        return ""
+    ratio = dense[key] / sliced[key]
+    return f"{ratio:.1f}x {word}" if ratio >= 1 else f"{1 / ratio:.1f}x {_OPPOSITE[word]}"
+
+
+_OPPOSITE = {"faster": "slower", "fewer": "more"}
