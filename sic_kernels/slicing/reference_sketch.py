@@ -9,6 +9,7 @@ bit).  All arithmetic is IEEE float32 without fused multiply-add, in the order w
 from __future__ import annotations
 
 import math
+import struct
 
 import torch
 
@@ -27,7 +28,7 @@ from .reference_pages import summarise
 
 def f32(x: float) -> float:
     """x rounded to float32."""
-    return torch.tensor(x, dtype=torch.float32).item()
+    return struct.unpack("f", struct.pack("f", x))[0]
 
 
 TOKENS_PER_BLOCK = 16  # tokens whose bytes lie together, so that one vector load takes 16 of them
