@@ -18,32 +18,23 @@ SIC_INLINE float subtract_up(float a, float b) {
 // The smallest value of the type that is not below x >= 0.
 inline float round_up(float x, DType dtype) {
   float y = x;
-  if (dtype == DType::bf16) {
-    bf16_t r;
+  with_float_type(dtype, [&](auto r) {
     from_float(x, r);
-    if (to_float(r) < x) ++r.bits;
+    if constexpr (!std::is_same_v<decltype(r), float>) {
+      if (to_float(r) < x) ++r.bits;
+    }
     y = to_float(r);
-  } else if (dtype == DType::f16) {
-    f16_t r;
-    from_float(x, r);
-    if (to_float(r) < x) ++r.bits;
-    y = to_float(r);
-  }
+  });
   return y;
 }
 
 inline float round_to(float x, DType dtype) {
-  if (dtype == DType::bf16) {
-    bf16_t r;
+  float y = x;
+  with_float_type(dtype, [&](auto r) {
     from_float(x, r);
-    return to_float(r);
-  }
-  if (dtype == DType::f16) {
-    f16_t r;
-    from_float(x, r);
-    return to_float(r);
-  }
-  return x;
+    y = to_float(r);
+  });
+  return y;
 }
 
 // Summary of the first `live` keys of one page and head; temp: 3 * D floats.
