@@ -14,6 +14,12 @@ void force_isa(const char* name);
 
 }  // namespace sic
 
+#if defined(__aarch64__)
+#define SIC_FOR_EACH_ISA(X) X(plain) X(neon)
+#else
+#define SIC_FOR_EACH_ISA(X) X(plain) X(avx2) X(avx512)
+#endif
+
 // Declares sic::cpu::<isa>::op(const Args&) for every instruction set and defines sic::cpu::op, which picks one.
 #define SIC_DECLARE_CPU_(isa, op, Args) \
   namespace isa {                       \
