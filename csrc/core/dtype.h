@@ -4,6 +4,13 @@
 #include <cstring>
 #include <type_traits>
 
+// Functions that CUDA kernels call too.
+#if defined(__CUDACC__)
+#define SIC_HD __host__ __device__
+#else
+#define SIC_HD
+#endif
+
 namespace sic {
 
 // The last four are only named in errors: no op takes them.
@@ -50,35 +57,35 @@ struct f8_t {
 };
 
 namespace detail {
-inline uint32_t bits_of(float x) {
+SIC_HD inline uint32_t bits_of(float x) {
   uint32_t u;
   std::memcpy(&u, &x, 4);
   return u;
 }
-inline float float_of(uint32_t u) {
+SIC_HD inline float float_of(uint32_t u) {
   float x;
   std::memcpy(&x, &u, 4);
   return x;
 }
 }  // namespace detail
 
-inline float to_float(float x) { return x; }
-inline float to_float(bf16_t x) { return detail::float_of(uint32_t(x.bits) << 16); }
-inline float to_float(f16_t x) {
+SIC_HD inline float to_float(float x) { return x; }
+SIC_HD inline float to_float(bf16_t x) { return detail::float_of(uint32_t(x.bits) << 16); }
+SIC_HD inline float to_float(f16_t x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, magnitude = x.bits & 0x7fff;
   if (magnitude >= 0x7c00) return detail::float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
   // Placing the field 13 bits up leaves the exponent 112 too small; the product also normalises subnormals.
   return detail::float_of(sign | detail::bits_of(detail::float_of(magnitude << 13) * 0x1p112f));
 }
-inline float to_float(f8_t x) {
+SIC_HD inline float to_float(f8_t x) {
   const uint32_t sign = uint32_t(x.bits & 0x80) << 24, magnitude = x.bits & 0x7f;
   if (magnitude == 0x7f) return detail::float_of(sign | 0x7fc00000);
   return detail::float_of(sign | detail::bits_of(detail::float_of(magnitude << 20) * 0x1p120f));
 }
 
 // Round to nearest, ties to even.
-inline void from_float(float x, float& out) { out = x; }
-inline void from_float(float x, bf16_t& out) {
+SIC_HD inline void from_float(float x, float& out) { out = x; }
+SIC_HD inline void from_float(float x, bf16_t& out) {
   uint32_t u = detail::bits_of(x);
   if ((u & 0x7fffffff) > 0x7f800000) {
     out.bits = uint16_t(u >> 16 | 0x40);
@@ -86,7 +93,7 @@ inline void from_float(float x, bf16_t& out) {
   }
   out.bits = uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
-inline void from_float(float x, f16_t& out) {
+SIC_HD inline void from_float(float x, f16_t& out) {
   const uint32_t u = detail::bits_of(x), sign = u >> 16 & 0x8000, magnitude = u & 0x7fffffff;
   if (magnitude > 0x7f800000) {
     out.bits = uint16_t(sign | 0x7e00);
@@ -99,7 +106,7 @@ inline void from_float(float x, f16_t& out) {
   }
 }
 // Saturates at +-448, as the caches of other stacks do.
-inline void from_float(float x, f8_t& out) {
+SIC_HD inline void from_float(float x, f8_t& out) {
   const uint32_t u = detail::bits_of(x), sign = u >> 24 & 0x80, magnitude = u & 0x7fffffff;
   if (magnitude > 0x7f800000) {
     out.bits = uint8_t(sign | 0x7f);
