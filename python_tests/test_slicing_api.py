@@ -136,7 +136,7 @@ def test_out_and_workspace(problem):
     cache, _, _, q = problem
     args = (q, cache.k_cache, cache.v_cache, *place(cache))
     want = S.sliced_attention(*args)
-    size = S.workspace_bytes("sliced_attention", q, cache.k_cache, cache.v_cache, cache.block_table.shape[1] * 16)
+    size = S.workspace_bytes("sliced_attention", *args)
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8)
     out = (torch.full_like(want[0], torch.nan), torch.full_like(want[1], torch.nan))
     got = S.sliced_attention(*args, out=out, workspace=workspace)
@@ -149,9 +149,9 @@ def test_workspace_that_is_too_small_is_an_error():
     """A long row needs partial results; one byte less than workspace_bytes is refused."""
     cache = paged_cache(generator(2), [5000], 1, 32, 16, torch.float32)
     q = randn(generator(3), 1, 1, 2, 32)
-    size = S.workspace_bytes("sliced_attention", q, cache.k_cache, cache.v_cache, cache.block_table.shape[1] * 16)
-    assert size > 0
     args = (q, cache.k_cache, cache.v_cache, *place(cache))
+    size = S.workspace_bytes("sliced_attention", *args)
+    assert size > 0
     with pytest.raises(sic.ArgumentError, match="workspace"):
         S.sliced_attention(*args, workspace=torch.empty(size // 2, dtype=torch.uint8))
     got = S.sliced_attention(*args, workspace=torch.full((size,), 0xFF, dtype=torch.uint8))
@@ -226,7 +226,7 @@ PUBLIC_ERRORS = {
         p.q, S.key_sketch(p.dense[1], *p.place, p.params, planes=1), p.chosen, *p.place
     ),
     "no selection": lambda p: S.gather(*p.dense[1:], None),
-    "workspace of select": lambda p: S.workspace_bytes("select", *p.dense[:3], 300),
+    "workspace of no op": lambda p: S.workspace_bytes("choose", p.scores, p.place[1]),
     "ratio 0": lambda p: S.SlicePolicy(ratio=0.0),
     "ratio 1.5": lambda p: S.SlicePolicy(ratio=1.5),
     "policy unit": lambda p: S.SlicePolicy(unit="word"),

@@ -185,13 +185,37 @@ def test_malformed_cuda_array_interface():
             S.sliced_attention(fake, k, v, table, lens, backend="cpu")
 
 
-def test_workspace_bytes_checks_its_shapes():
-    z = torch.zeros
-    for args in ((z(1, 1, 4, 8), z(1, 0, 8, 8), z(1, 0, 8, 8), 64), (z(1, 1, 1, 8), z(1, 4, 8, 8), z(1, 4, 8, 8), 64)):
+def test_workspace_bytes_checks_its_arguments_and_runs_nothing():
+    q, k, v, index, table, lens = problem(2100)
+    for op, args in (("attend", (q, k, v, index, table, lens)), ("sliced_attention", (q, k, v, table, lens))):
+        more = {"policy": S.SlicePolicy(ratio=1.0)} if op == "attend" else {}
+        assert S.workspace_bytes(op, *args, **more) > 0
         with refused("q: got"):
-            S.workspace_bytes("attend", *args)
-    with refused("max_seq_len"):
-        S.workspace_bytes("attend", z(1, 1, 4, 8), z(1, 4, 8, 8), z(1, 4, 8, 8), -64)
+            S.workspace_bytes(op, q[..., :3], *args[1:])
+        with refused("max_seq_len"):
+            S.workspace_bytes(op, *args, max_seq_len=-64)
+    assert S.workspace_bytes("score_tokens", q, index, table, lens) == 0
+    k_before = k.clone()
+    slots = torch.zeros(1, dtype=torch.int64)
+    assert S.workspace_bytes("append_kv", k[:1, :, 0] + 1, v[:1, :, 0], k, v, slots) == 0
+    assert torch.equal(k, k_before)
+
+
+def test_outputs_in_the_memory_of_inputs_are_refused():
+    q, k, v, _, table, lens = problem(100)
+    lse = torch.empty(q.shape[:-1])
+    with refused("out: got"):
+        S.sliced_attention(q, k, v, table, lens, out=(q, lse))
+    with refused("out: got"):
+        S.sliced_attention(q, k, v, table, lens, out=(k.flatten()[: q.numel()].view_as(q), lse))
+    states = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4)
+    with refused("out: got"):
+        S.merge_many(*states, out=(states[0][0], torch.empty(3, 4)))
+    a, b = (torch.randn(3, 4, 8), torch.randn(3, 4)), (torch.randn(3, 4, 8), torch.randn(3, 4))
+    want = S.merge_states(*a, *b)
+    got = S.merge_states(*a, *b, out=a)  # in place is allowed where an element is read before it is written
+    assert torch.equal(got[0], want[0])
+    assert got[0].data_ptr() == a[0].data_ptr()
 
 
 def test_half_a_selection_is_refused():

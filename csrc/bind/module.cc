@@ -1,4 +1,4 @@
-// The Python module _C: its parts, and facts about the build.
+// The Python module (_C, or _simt where the emulator runs the CUDA kernels): its parts, and facts about the build.
 #include <pybind11/pybind11.h>
 
 #include "bind/tensor_arg.h"
@@ -10,13 +10,24 @@ namespace sic::bind {
 void bind_slicing(py::module_&);
 }
 
-PYBIND11_MODULE(_C, m) {
+#if !defined(SIC_MODULE_NAME)
+#define SIC_MODULE_NAME _C
+#endif
+#if defined(SIC_CUDA)
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
+
+PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   namespace py = pybind11;
   sic::bind::register_errors();
   sic::bind::bind_slicing(m);
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);
   m.def("thread_pool", &sic::thread_pool_name);
+  m.def("has_cuda", [] { return kHasCuda; });
+  m.def("set_device_checks", &sic::bind::set_device_checks);
   m.def("advise_huge_pages", [](py::handle array) {
     const sic::TensorView v = sic::bind::Args("advise_huge_pages")("array", array);
     return v.given() && v.device == sic::Device::cpu &&

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "bind/tensor_arg.h"
+#include "bind/call.h"
 #include "slicing/attention.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
@@ -15,27 +15,6 @@ namespace {
 using namespace slicing;
 using Number = std::optional<double>;
 using Count = std::optional<int64_t>;
-
-enum Code { kCheck = 0, kCpu = 1, kCuda = 2 };
-
-Exec exec_for(const TensorView& first, int code) {
-  return {code == kCheck ? first.device : code == kCuda ? Device::cuda : Device::cpu, code == kCheck, nullptr};
-}
-
-// Checks, allocates with `allocate`, runs without the GIL.
-template <class A, class Allocate>
-void run(void (*op)(const A&, const Exec&), A& args, const TensorView& first, int code, bool outputs_given,
-         Allocate allocate) {
-  Exec exec = exec_for(first, code);
-  if (!outputs_given) {
-    exec.check_only = true;
-    op(args, exec);
-    allocate();
-    exec = exec_for(first, code);
-  }
-  py::gil_scoped_release release;
-  op(args, exec);
-}
 
 float default_scale(Number scale, const TensorView& q) {
   return scale ? static_cast<float>(*scale)
@@ -50,7 +29,7 @@ int64_t dim(const TensorView& v, int axis) { return axis < v.rank ? v.shape[axis
 
 py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots,
                     py::handle k_scale, py::handle v_scale, py::handle bits, py::handle norm, py::handle centre,
-                    py::handle summary, py::handle, int code) {
+                    py::handle summary, py::handle workspace, int code) {
   Args in("append_kv");
   AppendKvArgs a{in("k", k),
                  in("v", v),
@@ -63,13 +42,14 @@ py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v
                  in("sketch.norm", norm),
                  in("params.centre", centre),
                  in("summary", summary)};
-  run(slicing::append_kv, a, a.k_cache, code, true, [] {});
+  Call call(in, k_cache, a.k_cache, workspace, code);
+  call.run(slicing::append_kv, a, true, [] {});
   return py::tuple(0);
 }
 
 py::tuple key_sketch(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle centre,
-                     py::handle k_scale, int planes, py::handle start, py::object bits, py::object norm, py::handle,
-                     int code) {
+                     py::handle k_scale, int planes, py::handle start, py::object bits, py::object norm,
+                     py::handle workspace, int code) {
   Args in("key_sketch");
   KeySketchArgs a{in("k_cache", k_cache),
                   in("block_table", block_table),
@@ -80,7 +60,8 @@ py::tuple key_sketch(py::handle k_cache, py::handle block_table, py::handle seq_
                   in("start", start),
                   in("bits", bits),
                   in("norm", norm)};
-  run(slicing::key_sketch, a, a.k_cache, code, a.bits.given() && a.norm.given(), [&] {
+  Call call(in, k_cache, a.k_cache, workspace, code);
+  call.run(slicing::key_sketch, a, a.bits.given() && a.norm.given(), [&] {
     const int64_t P = a.k_cache.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2];
     // Head-first in memory: a scan follows one head through all pages.
     const int64_t bytes = planes * sketch_plane_bytes(page, a.k_cache.shape[3]);
@@ -103,12 +84,13 @@ SketchScoreArgs scoring(Args& in, py::handle q, py::handle bits, py::handle norm
 }
 
 py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens,
-                        int64_t page, int planes, int pool, Number scale, Count max_seq_len, py::object out, py::handle,
-                        int code) {
+                        int64_t page, int planes, int pool, Number scale, Count max_seq_len, py::object out,
+                        py::handle workspace, int code) {
   Args in("score_tokens");
   SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len);
   a.out = in("out", out);
-  run(slicing::score_tokens, a, a.q, code, a.out.given(), [&] {
+  Call call(in, q, a.q, workspace, code);
+  call.run(slicing::score_tokens, a, a.out.given(), [&] {
     a.out = in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], a.max_seq_len}, DType::i16));
   });
   return out;
@@ -116,12 +98,13 @@ py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::hand
 
 py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens,
                          int64_t page, py::handle indices, py::handle counts, int pool, Number scale, Count max_seq_len,
-                         py::object out, py::handle, int code) {
+                         py::object out, py::handle workspace, int code) {
   Args in("refine_tokens");
   SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, 2, pool, scale, max_seq_len);
   a.cand_indices = in("candidates.indices", indices), a.cand_counts = in("candidates.counts", counts);
   a.out = in("out", out);
-  run(slicing::refine_tokens, a, a.q, code, a.out.given(), [&] {
+  Call call(in, q, a.q, workspace, code);
+  call.run(slicing::refine_tokens, a, a.out.given(), [&] {
     a.out = in("out",
                out = output(out, q, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], dim(a.cand_indices, 3)}, DType::i16));
   });
@@ -129,12 +112,13 @@ py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::han
 }
 
 py::object page_summary(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale,
-                        py::handle start, py::object summary, py::handle, int code) {
+                        py::handle start, py::object summary, py::handle workspace, int code) {
   Args in("page_summary");
   PageSummaryArgs a{in("k_cache", k_cache),   in("block_table", block_table),
                     in("seq_lens", seq_lens), in.scale("k_scale", k_scale),
                     in("start", start),       in("summary", summary)};
-  run(slicing::page_summary, a, a.k_cache, code, a.summary.given(), [&] {
+  Call call(in, k_cache, a.k_cache, workspace, code);
+  call.run(slicing::page_summary, a, a.summary.given(), [&] {
     const TensorView& c = a.k_cache;
     a.summary = in("summary", summary = output(summary, k_cache, {c.shape[0], c.shape[1], 2, c.shape[3]},
                                                summary_dtype(c.dtype), true));
@@ -143,7 +127,8 @@ py::object page_summary(py::handle k_cache, py::handle block_table, py::handle s
 }
 
 py::object score_pages(py::handle q, py::handle summary, py::handle block_table, py::handle seq_lens, int64_t page,
-                       double beta, int pool, Number scale, Count max_seq_len, py::object out, py::handle, int code) {
+                       double beta, int pool, Number scale, Count max_seq_len, py::object out, py::handle workspace,
+                       int code) {
   Args in("score_pages");
   ScorePagesArgs a{in("q", q),
                    in("summary", summary),
@@ -157,7 +142,8 @@ py::object score_pages(py::handle q, py::handle summary, py::handle block_table,
                    in("out", out)};
   a.scale = default_scale(scale, a.q);
   a.max_seq_len = max_seq_len.value_or(positions(a.block_table, page));
-  run(slicing::score_pages, a, a.q, code, a.out.given(), [&] {
+  Call call(in, q, a.q, workspace, code);
+  call.run(slicing::score_pages, a, a.out.given(), [&] {
     a.out =
         in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.summary.shape[1], ceil_div(a.max_seq_len, page)},
                                DType::f32));
@@ -167,7 +153,7 @@ py::object score_pages(py::handle q, py::handle summary, py::handle block_table,
 
 py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page, double ratio, py::handle budget,
                  Number top_p, int64_t sink, int64_t recent, py::handle keep, Count capacity, py::object indices,
-                 py::object counts, py::handle, int code) {
+                 py::object counts, py::handle workspace, int code) {
   Args in("select");
   SelectArgs a;
   a.scores = in("scores", scores), a.seq_lens = in("seq_lens", seq_lens);
@@ -183,7 +169,8 @@ py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page,
   Check("select").value(capacity.value_or(0) >= 0, "capacity", static_cast<double>(capacity.value_or(0)),
                         "0 or more slots");
   a.indices = in("indices", indices), a.counts = in("counts", counts);
-  run(slicing::select, a, a.scores, code, a.indices.given() && a.counts.given(), [&] {
+  Call call(in, scores, a.scores, workspace, code);
+  call.run(slicing::select, a, a.indices.given() && a.counts.given(), [&] {
     const TensorView& s = a.scores;
     const int64_t K = capacity.value_or(selection_capacity(a));
     a.indices = in("indices", indices = output(indices, scores, {s.shape[0], s.shape[1], s.shape[2], K}, DType::i32));
@@ -200,16 +187,17 @@ PagedKv paged(Args& in, py::handle k_cache, py::handle v_cache, py::handle block
 
 py::tuple gather(py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens,
                  py::handle indices, py::handle counts, int unit, py::object k, py::object v, py::object indptr,
-                 py::handle, int code) {
+                 py::handle workspace, int code) {
   Args in("gather");
   GatherArgs a{paged(in, k_cache, v_cache, block_table, seq_lens),
                {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)},
                in("k", k),
                in("v", v),
                in("indptr", indptr)};
-  run(slicing::gather, a, a.kv.k_cache, code, a.k.given() && a.v.given() && a.indptr.given(), [&] {
+  Call call(in, k_cache, a.kv.k_cache, workspace, code);
+  call.run(slicing::gather, a, a.k.given() && a.v.given() && a.indptr.given(), [&] {
     const TensorView& s = a.selected.indices;
-    const int64_t rows = gathered_rows(a);
+    const int64_t rows = gathered_rows(a, call.exec());
     a.k = in("k", k = output(k, k_cache, {rows, a.kv.k_cache.shape[3]}, a.kv.k_cache.dtype));
     a.v = in("v", v = output(v, k_cache, {rows, a.kv.v_cache.shape[3]}, a.kv.v_cache.dtype));
     a.indptr = in("indptr", indptr = output(indptr, k_cache, {s.shape[0] * s.shape[1] * s.shape[2] + 1}, DType::i64));
@@ -240,7 +228,8 @@ py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache,
                               k_scale, v_scale, max_seq_len);
   a.selected = {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)};
   a.out = in("out", out), a.lse = in("lse", lse), a.workspace = in("workspace", workspace);
-  run(slicing::sliced_attention, a, a.q, code, a.out.given() && a.lse.given(), [&] {
+  Call call(in, q, a.q, workspace, code);
+  call.run(slicing::sliced_attention, a, a.out.given() && a.lse.given(), [&] {
     a.out =
         in("out", out = output(out, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2], a.kv.v_cache.shape[3]}, a.q.dtype));
     a.lse = in("lse", lse = output(lse, q, {a.q.shape[0], a.q.shape[1], a.q.shape[2]}, DType::f32));
@@ -249,11 +238,12 @@ py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache,
 }
 
 py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::object out,
-                       py::object lse, py::handle, int code) {
+                       py::object lse, py::handle workspace, int code) {
   Args in("merge_states");
   MergeStatesArgs a{in("out_a", out_a), in("lse_a", lse_a), in("out_b", out_b),
                     in("lse_b", lse_b), in("out", out),     in("lse", lse)};
-  run(slicing::merge_states, a, a.out_a, code, a.out.given() && a.lse.given(), [&] {
+  Call call(in, out_a, a.out_a, workspace, code);
+  call.run(slicing::merge_states, a, a.out.given() && a.lse.given(), [&] {
     const TensorView& s = a.out_a;
     a.out = in("out", out = output(out, out_a, {s.shape[0], s.shape[1], s.shape[2]}, s.dtype));
     a.lse = in("lse", lse = output(lse, out_a, {s.shape[0], s.shape[1]}, DType::f32));
@@ -261,31 +251,16 @@ py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py:
   return py::make_tuple(out, lse);
 }
 
-py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::object lse, py::handle, int code) {
+py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::object lse, py::handle workspace, int code) {
   Args in("merge_many");
   MergeArgs a{in("outs", outs), in("lses", lses), in("out", out), in("lse", lse)};
-  run(slicing::merge_many, a, a.outs, code, a.out.given() && a.lse.given(), [&] {
+  Call call(in, outs, a.outs, workspace, code);
+  call.run(slicing::merge_many, a, a.out.given() && a.lse.given(), [&] {
     const TensorView& s = a.outs;
     a.out = in("out", out = output(out, outs, {s.shape[1], s.shape[2], s.shape[3]}, s.dtype));
     a.lse = in("lse", lse = output(lse, outs, {s.shape[1], s.shape[2]}, DType::f32));
   });
   return py::make_tuple(out, lse);
-}
-
-// The most that a call of these shapes needs, from plan_attention itself.
-int64_t workspace_bytes(int64_t B, int64_t T, int64_t Hq, int64_t Hkv, int64_t Dv, int64_t max_seq_len,
-                        int64_t listed) {
-  const Check check("workspace_bytes");
-  check.value(Hkv > 0 && Hq > 0 && Hq % Hkv == 0, "q", static_cast<double>(Hq), "a multiple of the KV heads");
-  check.value(max_seq_len >= 0 && max_seq_len < (int64_t{1} << 31), "max_seq_len", static_cast<double>(max_seq_len),
-              "0 to 2^31 - 1");
-  AttentionArgs a;
-  a.q = view_of(nullptr, DType::f32, B, T, Hq, 1);
-  a.kv.k_cache = view_of(nullptr, DType::f32, B, Hkv, max_seq_len, 1);
-  a.kv.v_cache = view_of(nullptr, DType::f32, B, Hkv, max_seq_len, Dv);
-  a.max_seq_len = max_seq_len;
-  if (listed >= 0) a.selected = {view_of(nullptr, DType::i32, B, T, Hkv, listed), {}, Unit::token};
-  return attention_workspace(a);
 }
 
 AttendArgs attending(Args& in, const AttentionArgs& attention, py::handle bits, py::handle norm, py::handle centre,
@@ -320,7 +295,8 @@ py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handl
   a.status = in("status", status);
   const bool given = c.out.given() && c.lse.given() && a.indices.given() && a.counts.given() &&
                      a.omitted_mass.given() && a.status.given();
-  run(slicing::attend, a, c.q, code, given, [&] {
+  Call call(in, q, c.q, workspace, code);
+  call.run(slicing::attend, a, given, [&] {
     const int64_t B = c.q.shape[0], T = c.q.shape[1], Hq = c.q.shape[2], Hkv = c.kv.k_cache.shape[1];
     c.out = in("out", out = output(out, q, {B, T, Hq, c.kv.v_cache.shape[3]}, c.q.dtype));
     c.lse = in("lse", lse = output(lse, q, {B, T, Hq}, DType::f32));
@@ -347,7 +323,6 @@ void bind_slicing(py::module_& m) {
   m.def("merge_states", &merge_states);
   m.def("merge_many", &merge_many);
   m.def("attend", &attend);
-  m.def("workspace_bytes", &workspace_bytes);
 }
 
 }  // namespace sic::bind

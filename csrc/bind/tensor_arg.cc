@@ -2,12 +2,23 @@
 
 #include <pybind11/gil_safe_call_once.h>
 
+#include <atomic>
 #include <string>
 
+#include "bind/call.h"
 #include "core/dlpack_abi.h"
 
 namespace sic::bind {
 namespace {
+
+// Under the emulator host memory plays the device's.
+#if defined(SIC_SIMT)
+constexpr bool kHostIsDevice = true;
+#else
+constexpr bool kHostIsDevice = false;
+#endif
+
+std::atomic<bool> check_devices{false};
 
 DType dtype_from(dlpack::DataType t) {
   if (t.lanes != 1) return DType::other;
@@ -38,7 +49,8 @@ TensorView view_from(const Check& check, const char* arg, const dlpack::Tensor& 
   TensorView v;
   v.dtype = dtype_from(t.dtype);
   v.data = static_cast<char*>(t.data) + t.byte_offset;
-  v.device = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost ? Device::cpu : Device::cuda;
+  const bool on_host = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost;
+  v.device = on_host && !kHostIsDevice ? Device::cpu : Device::cuda;
   v.device_id = t.device.id;
   v.rank = t.rank;
   int64_t stride = 1;
@@ -149,8 +161,28 @@ TensorView Args::scale(const char* arg, py::handle object) {
   if (!object || object.is_none() || !(PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())))
     return (*this)(arg, object);
   numbers_[used_] = object.cast<float>();
-  return view_of(&numbers_[used_++], DType::f32);
+  TensorView v = view_of(&numbers_[used_++], DType::f32);
+  if (kHostIsDevice) v.device = Device::cuda;
+  return v;
 }
+
+void* Args::stream(py::handle array, int device_id) const {
+  if (kHostIsDevice) return nullptr;
+  void* stream = nullptr;
+  if (const auto* api = exchange_api(Py_TYPE(array.ptr()))) {
+    if (api->current_stream(dlpack::kCuda, device_id, &stream) != 0) throw py::error_already_set();
+    return stream;
+  }
+  const auto kind = py::str(py::type::of(array).attr("__module__")).cast<std::string>();
+  if (kind.rfind("cupy", 0) == 0) {
+    const auto current = py::module_::import("cupy").attr("cuda").attr("get_current_stream")();
+    return reinterpret_cast<void*>(current.attr("ptr").cast<uintptr_t>());
+  }
+  return nullptr;
+}
+
+bool device_checks() { return check_devices.load(std::memory_order_relaxed); }
+void set_device_checks(bool on) { check_devices.store(on, std::memory_order_relaxed); }
 
 py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype, bool zero) {
   if (given && !given.is_none()) return py::reinterpret_borrow<py::object>(given);
@@ -184,6 +216,12 @@ void register_errors() {
       if (p) std::rethrow_exception(p);
     } catch (const ArgumentError& e) {
       py::object type = py::module_::import("sic_kernels.runtime.errors").attr("ArgumentError");
+      PyErr_SetString(type.ptr(), e.what());
+    } catch (const WorkspaceSize& e) {
+      py::object type = py::module_::import("sic_kernels.runtime.errors").attr("WorkspaceSize");
+      PyErr_SetObject(type.ptr(), py::int_(e.bytes).ptr());
+    } catch (const Error& e) {
+      py::object type = py::module_::import("sic_kernels.runtime.errors").attr("BackendError");
       PyErr_SetString(type.ptr(), e.what());
     }
   });

@@ -19,7 +19,8 @@ class Args {
   // A rank-0 or rank-1 f32 tensor, or a Python number.
   TensorView scale(const char* arg, py::handle object);
 
-  const char* op() const { return op_; }
+  // The cudaStream_t that work on `array` belongs to: torch's or CuPy's current one, else the default stream.
+  void* stream(py::handle array, int device_id) const;
 
  private:
   const char* op_;
@@ -31,6 +32,10 @@ class Args {
 // `given`, or a new tensor on the device of `like` (an argument of the call).
 py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype,
                   bool zero = false);
+
+// Whether calls on a CUDA device check lengths, page ids and lists too (SIC_CHECK).
+bool device_checks();
+void set_device_checks(bool on);
 
 void register_errors();
 

@@ -2,7 +2,27 @@
 
 #include <sstream>
 
+#include "core/device_copy.h"
+
 namespace sic {
+namespace {
+
+// First and last byte of a view, last exclusive.
+struct Extent {
+  const char *first, *last;
+  explicit Extent(const TensorView& v) : first(v.as<const char>()), last(first) {
+    if (v.size() == 0) return;
+    for (int i = 0; i < v.rank; ++i) (v.stride[i] < 0 ? first : last) += (v.shape[i] - 1) * v.stride_bytes(i);
+    last += itemsize(v.dtype);
+  }
+};
+
+bool is_dense(const TensorView& v) {
+  const Extent e(v);
+  return e.last - e.first == v.size() * itemsize(v.dtype);
+}
+
+}  // namespace
 
 std::string describe(const TensorView& v) {
   if (!v.given()) return "None";
@@ -62,6 +82,43 @@ void Check::output(const char* arg, const TensorView& v, DTypeSet types,
   for (int i = 0; i < v.rank; ++i)
     if (v.shape[i] > 1 && v.stride[i] == 0)
       fail(arg, describe(v) + " with stride 0", "an output whose elements are distinct");
+}
+
+void Check::apart(const char* arg, const TensorView& output, std::initializer_list<const TensorView*> inputs) const {
+  const Extent out(output);
+  for (const TensorView* input : inputs) {
+    if (!input->given()) continue;
+    const Extent in(*input);
+    const bool meet = out.first < in.last && in.first < out.last;
+    if (meet && (output.data == input->data || (is_dense(output) && is_dense(*input))))
+      fail(arg, describe(output) + " in the memory of an input", "memory of its own");
+  }
+}
+
+void Check::workspace(const TensorView& workspace, int64_t bytes, int64_t alignment) const {
+  if (bytes == 0 && !workspace.given()) return;
+  tensor("workspace", workspace, DType::u8, 1);
+  value(workspace.shape[0] >= bytes, "workspace", double(workspace.shape[0]),
+        ("at least " + std::to_string(bytes) + " bytes").c_str());
+  const auto address = reinterpret_cast<uintptr_t>(workspace.data);
+  value(address % alignment == 0, "workspace", double(address % alignment),
+        ("an address that is a multiple of " + std::to_string(alignment)).c_str());
+}
+
+void Check::built(bool ok, const char* kernels) const {
+  if (!ok) throw Error(std::string(op_) + ": this build has no " + kernels + " kernels");
+}
+
+TensorView Check::host(const TensorView& v, bool always) const {
+  if (!v.given() || v.device == Device::cpu) return v;
+  if (!(always || device_values_)) return {};
+  const Extent e(v);
+  copies_.emplace_back(new char[e.last - e.first]);
+  copy_to_host(copies_.back().get(), e.first, e.last - e.first, stream_);
+  TensorView copy = v;
+  copy.data = copies_.back().get() + (v.as<const char>() - e.first);
+  copy.device = Device::cpu;
+  return copy;
 }
 
 void Check::contiguous(const char* arg, const TensorView& v) const {

@@ -2,8 +2,10 @@
 //   op: argument: got float64[8,3,16,64], expected float32|float16|bfloat16 of rank 4
 #pragma once
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "core/tensor_view.h"
 
@@ -25,7 +27,9 @@ std::string describe(DTypeSet types);       // float32|float16
 // Checks the arguments of one op; every failure throws ArgumentError and nothing has been touched.
 class Check {
  public:
-  explicit Check(const char* op, Device device = Device::cpu) : op_(op), device_(device) {}
+  // device_values: whether host() reads tensors back from a CUDA device.
+  explicit Check(const char* op, Device device = Device::cpu, bool device_values = false, void* stream = nullptr)
+      : op_(op), device_(device), device_values_(device_values), stream_(stream) {}
 
   [[noreturn]] void fail(const char* arg, const std::string& got, const std::string& expected) const;
   void require(bool ok, const char* arg, const std::string& got, const std::string& expected) const {
@@ -47,6 +51,16 @@ class Check {
   }
   // Outputs may not alias themselves (stride 0).
   void output(const char* arg, const TensorView& v, DTypeSet types, std::initializer_list<int64_t> expected) const;
+  // An output in the memory of an input would be read after it is written. Interleaved strided views are taken as
+  // meant.
+  void apart(const char* arg, const TensorView& output, std::initializer_list<const TensorView*> inputs) const;
+  // Enough bytes, aligned.
+  void workspace(const TensorView& workspace, int64_t bytes, int64_t alignment) const;
+  // Whether the build has kernels for a device; Error if not.
+  void built(bool ok, const char* kernels) const;
+  // The tensor where its values can be read by the host: itself on the CPU; a copy that lives as long as this object
+  // (where device values are to be checked, or `always`); else not given.
+  TensorView host(const TensorView& v, bool always = false) const;
   // Every dimension contiguous.
   void contiguous(const char* arg, const TensorView& v) const;
 
@@ -55,6 +69,9 @@ class Check {
  private:
   const char* op_;
   Device device_;
+  bool device_values_;
+  void* stream_;
+  mutable std::vector<std::unique_ptr<char[]>> copies_;
 };
 
 }  // namespace sic

@@ -1,12 +1,11 @@
 // append_kv: checks, then the backend.
 #include <algorithm>
 
-#include "core/isa.h"
 #include "slicing/append_kv.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
 
-SIC_CPU_OP(append_kv, slicing::AppendKvArgs)
+SIC_OP_KERNELS(append_kv, slicing::AppendKvArgs)
 
 namespace sic::slicing {
 
@@ -26,8 +25,10 @@ AppendPlan plan_append(const AppendKvArgs& a) {
   return plan;
 }
 
-void append_kv(const AppendKvArgs& a, const Exec& exec) {
-  const Check check("append_kv", exec.device);
+namespace {
+
+// Everything it takes is an input: rows and indices are written in place.
+void check_inputs(const Check& check, const AppendKvArgs& a) {
   check.output("k_cache", a.k_cache, kCacheFloats, {-1, -1, -1, -1});
   const int64_t P = a.k_cache.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2], D = a.k_cache.shape[3];
   check.output("v_cache", a.v_cache, a.k_cache.dtype, {P, Hkv, page, -1});
@@ -49,14 +50,19 @@ void append_kv(const AppendKvArgs& a, const Exec& exec) {
     check.tensor("params.centre", a.centre, DType::f32, {Hkv, D});
   }
   if (a.summary.given()) check.output("summary", a.summary, summary_dtype(a.k_cache.dtype), {P, Hkv, 2, D});
-  if (a.slots.device == Device::cpu) {
-    for (int64_t i = 0; i < N; ++i) {
-      const int64_t slot = index_at(a.slots, i * a.slots.stride[0]);
-      check.require(slot >= -1 && slot < P * page, "slots", std::to_string(slot) + " at [" + std::to_string(i) + "]",
-                    "-1 to " + std::to_string(P * page - 1));
-    }
+  const TensorView slots = check.host(a.slots);
+  for (int64_t i = 0; slots.given() && i < N; ++i) {
+    const int64_t slot = index_at(slots, i * slots.stride[0]);
+    check.require(slot >= -1 && slot < P * page, "slots", std::to_string(slot) + " at [" + std::to_string(i) + "]",
+                  "-1 to " + std::to_string(P * page - 1));
   }
-  if (runs_on_cpu(check, exec) && N > 0) cpu::append_kv(a);
 }
+
+void check_outputs(const Check&, const AppendKvArgs&) {}
+
+}  // namespace
+
+const Op<AppendKvArgs> append_kv{"append_kv", check_inputs, check_outputs, SIC_KERNELS(append_kv),
+                                 [](const AppendKvArgs& a) { return a.k.size() == 0 && a.v.size() == 0; }};
 
 }  // namespace sic::slicing

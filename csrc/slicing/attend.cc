@@ -1,13 +1,12 @@
 // attend: checks, then the backend.
 #include <algorithm>
 
-#include "core/isa.h"
 #include "slicing/attention.h"
 #include "slicing/select.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
 
-SIC_CPU_OP(attend, slicing::AttendArgs)
+SIC_OP_KERNELS(attend, slicing::AttendArgs)
 
 namespace sic::slicing {
 
@@ -33,8 +32,9 @@ int64_t attend_capacity(const AttendArgs& a) {
   return attend_is_dense(a) ? 0 : selection_capacity(attend_selection(a));
 }
 
-void attend(const AttendArgs& a, const Exec& exec) {
-  const Check check("attend", exec.device);
+namespace {
+
+void check_inputs(const Check& check, const AttendArgs& a) {
   const CacheDims d = check_attention(check, a.attention);
   const TensorView& q = a.attention.q;
   const int64_t D = q.shape[3];
@@ -53,16 +53,39 @@ void attend(const AttendArgs& a, const Exec& exec) {
   check_count(check, "policy.recent", a.recent);
   check_count(check, "policy.min_len", a.min_len);
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
-  if (exec.check_only && !a.attention.out.given()) return;
+}
+
+void check_outputs(const Check& check, const AttendArgs& a) {
+  const TensorView& q = a.attention.q;
+  const int64_t B = q.shape[0], T = q.shape[1], Hq = q.shape[2], Hkv = a.attention.kv.k_cache.shape[1];
   check_attention_outputs(check, a.attention);
-  check.output("indices", a.indices, DType::i32, {d.B, q.shape[1], d.Hkv, -1});
+  check.output("indices", a.indices, DType::i32, {B, T, Hkv, -1});
   check.value(a.indices.shape[3] >= attend_capacity(a), "indices", double(a.indices.shape[3]),
               ("at least " + std::to_string(attend_capacity(a)) + " slots a row").c_str());
-  check.output("counts", a.counts, DType::i32, {d.B, q.shape[1], d.Hkv});
-  check.output("omitted_mass", a.omitted_mass, DType::f32, {d.B, q.shape[1], q.shape[2]});
-  check.output("status", a.status, DType::u8, {d.B, q.shape[1], q.shape[2]});
-  if (exec.device == Device::cpu && !attend_is_dense(a)) check_capacity(check, attend_selection(a));
-  if (runs_on_cpu(check, exec) && q.size() > 0) cpu::attend(a);
+  check.output("counts", a.counts, DType::i32, {B, T, Hkv});
+  check.output("omitted_mass", a.omitted_mass, DType::f32, {B, T, Hq});
+  check.output("status", a.status, DType::u8, {B, T, Hq});
+  if (!attend_is_dense(a)) check_capacity(check, attend_selection(a));
 }
+
+// The selection may list every position (a budget that covers all, min_len), or the call may run dense.
+int64_t most_workspace(const AttendArgs& a) {
+  AttentionArgs sliced = a.attention;
+  if (!attend_is_dense(a))
+    sliced.selected = {view_of(nullptr, DType::i32, a.attention.q.shape[0], a.attention.q.shape[1],
+                               a.attention.kv.k_cache.shape[1], attend_capacity(a)),
+                       {},
+                       a.summary.given() ? Unit::page : Unit::token};
+  return attention_workspace(sliced);
+}
+
+}  // namespace
+
+const Op<AttendArgs> attend{"attend",
+                            check_inputs,
+                            check_outputs,
+                            SIC_KERNELS(attend),
+                            [](const AttendArgs& a) { return a.attention.q.size() == 0; },
+                            most_workspace};
 
 }  // namespace sic::slicing

@@ -1,9 +1,8 @@
 // sliced_attention: checks, then the backend.
 #include "slicing/attention.h"
-#include "core/isa.h"
 #include "slicing/validate.h"
 
-SIC_CPU_OP(sliced_attention, slicing::AttentionArgs)
+SIC_OP_KERNELS(sliced_attention, slicing::AttentionArgs)
 
 namespace sic::slicing {
 
@@ -53,24 +52,19 @@ void check_attention_outputs(const Check& check, const AttentionArgs& a) {
   const int64_t B = a.q.shape[0], T = a.q.shape[1], Hq = a.q.shape[2];
   check.output("out", a.out, a.q.dtype, {B, T, Hq, a.kv.v_cache.shape[3]});
   check.output("lse", a.lse, DType::f32, {B, T, Hq});
-  check_workspace(check, a.workspace, attention_workspace(a));
+  check.apart("out", a.out, {&a.q, &a.kv.k_cache, &a.kv.v_cache, &a.key_bias, &a.lse});
+  check.apart("lse", a.lse, {&a.q, &a.kv.k_cache, &a.kv.v_cache, &a.key_bias});
+  if (a.workspace.given() && a.q.device == Device::cpu) check.workspace(a.workspace, attention_workspace(a), 16);
 }
 
-void check_workspace(const Check& check, const TensorView& workspace, int64_t bytes) {
-  if (!workspace.given()) return;
-  check.tensor("workspace", workspace, DType::u8, 1);
-  check.value(workspace.shape[0] >= bytes, "workspace", double(workspace.shape[0]),
-              ("at least " + std::to_string(bytes) + " bytes").c_str());
-  check.value(reinterpret_cast<uintptr_t>(workspace.data) % 16 == 0, "workspace",
-              double(reinterpret_cast<uintptr_t>(workspace.data) % 16), "16-byte alignment");
-}
+namespace {
+void check_inputs(const Check& check, const AttentionArgs& a) { check_attention(check, a); }
+bool is_empty(const AttentionArgs& a) { return a.q.size() == 0; }
+}  // namespace
 
-void sliced_attention(const AttentionArgs& a, const Exec& exec) {
-  const Check check("sliced_attention", exec.device);
-  check_attention(check, a);
-  if (exec.check_only && !a.out.given()) return;
-  check_attention_outputs(check, a);
-  if (runs_on_cpu(check, exec) && a.q.size() > 0) cpu::sliced_attention(a);
-}
+const Op<AttentionArgs> sliced_attention{
+    "sliced_attention", check_inputs,        check_attention_outputs, SIC_KERNELS(sliced_attention),
+    is_empty,           attention_workspace,
+};
 
 }  // namespace sic::slicing

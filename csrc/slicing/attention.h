@@ -16,9 +16,9 @@ struct AttentionPlan {
   int64_t rows = 0;
 };
 AttentionPlan plan_attention(const AttentionArgs&);
+int64_t attention_workspace(const AttentionArgs&);  // of the CPU kernels: partial results of splits
 
 CacheDims check_attention(const Check&, const AttentionArgs&);
 void check_attention_outputs(const Check&, const AttentionArgs&);
-void check_workspace(const Check&, const TensorView& workspace, int64_t bytes);
 
 }  // namespace sic::slicing

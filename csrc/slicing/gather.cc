@@ -1,20 +1,50 @@
 // gather: checks, then the backend.
 #include <algorithm>
 
-#include "core/isa.h"
 #include "core/paged.h"
 #include "slicing/validate.h"
 
-SIC_CPU_OP(gather, slicing::GatherArgs)
+SIC_OP_KERNELS(gather, slicing::GatherArgs)
 
 namespace sic::slicing {
 namespace {
 
-CacheDims check_gather(const Check& check, const GatherArgs& a) {
+void check_inputs(const Check& check, const GatherArgs& a) {
   const CacheDims d = check_kv(check, a.kv);
   check.tensor("selection.indices", a.selected.indices, DType::i32, 4);
   check_selection(check, a.selected, d, a.selected.indices.shape[1], a.kv.seq_lens);
-  return d;
+}
+
+// Of host tensors.
+int64_t count_rows(const GatherArgs& a) {
+  const TensorView& s = a.selected.indices;
+  int64_t rows = 0;
+  for (int64_t b = 0; b < s.shape[0]; ++b)
+    for (int64_t t = 0; t < s.shape[1]; ++t)
+      for (int64_t h = 0; h < s.shape[2]; ++h) rows += gathered_of_row(a, b, t, h);
+  return rows;
+}
+
+// The call with its counts, lists and lengths where the host can read them; not given where it may not.
+GatherArgs on_host(const Check& check, const GatherArgs& a, bool always) {
+  GatherArgs h = a;
+  h.kv.seq_lens = check.host(a.kv.seq_lens, always);
+  h.selected.indices = check.host(a.selected.indices, always);
+  h.selected.counts = check.host(a.selected.counts, always);
+  return h;
+}
+
+void check_outputs(const Check& check, const GatherArgs& a) {
+  const TensorView& s = a.selected.indices;
+  const GatherArgs host = on_host(check, a, false);
+  const int64_t rows = host.selected.counts.given() ? count_rows(host) : 0;
+  check.output("k", a.k, a.kv.k_cache.dtype, {-1, a.kv.k_cache.shape[3]});
+  check.output("v", a.v, a.kv.k_cache.dtype, {-1, a.kv.v_cache.shape[3]});
+  check.value(a.k.shape[0] >= rows, "k", double(a.k.shape[0]), "as many rows as are selected");
+  check.value(a.v.shape[0] >= rows, "v", double(a.v.shape[0]), "as many rows as are selected");
+  check.output("indptr", a.indptr, DType::i64, {s.shape[0] * s.shape[1] * s.shape[2] + 1});
+  check.apart("k", a.k, {&a.kv.k_cache, &a.kv.v_cache, &a.v});
+  check.apart("v", a.v, {&a.kv.k_cache, &a.kv.v_cache});
 }
 
 }  // namespace
@@ -34,26 +64,11 @@ int64_t gathered_of_row(const GatherArgs& a, int64_t b, int64_t t, int64_t h) {
   return rows;
 }
 
-int64_t gathered_rows(const GatherArgs& a) {
-  const CacheDims d = check_gather(Check("gather"), a);
-  int64_t rows = 0;
-  for (int64_t b = 0; b < d.B; ++b)
-    for (int64_t t = 0; t < a.selected.indices.shape[1]; ++t)
-      for (int64_t h = 0; h < d.Hkv; ++h) rows += gathered_of_row(a, b, t, h);
-  return rows;
+int64_t gathered_rows(const GatherArgs& a, const Exec& exec) {
+  const Check check("gather", exec.device, false, exec.stream);
+  return count_rows(on_host(check, a, true));
 }
 
-void gather(const GatherArgs& a, const Exec& exec) {
-  const Check check("gather", exec.device);
-  const CacheDims d = check_gather(check, a);
-  if (exec.check_only && !a.k.given()) return;
-  const int64_t T = a.selected.indices.shape[1], rows = exec.device == Device::cpu ? gathered_rows(a) : 0;
-  check.output("k", a.k, a.kv.k_cache.dtype, {-1, a.kv.k_cache.shape[3]});
-  check.output("v", a.v, a.kv.k_cache.dtype, {-1, a.kv.v_cache.shape[3]});
-  check.value(a.k.shape[0] >= rows, "k", double(a.k.shape[0]), "as many rows as are selected");
-  check.value(a.v.shape[0] >= rows, "v", double(a.v.shape[0]), "as many rows as are selected");
-  check.output("indptr", a.indptr, DType::i64, {d.B * T * d.Hkv + 1});
-  if (runs_on_cpu(check, exec)) cpu::gather(a);
-}
+const Op<GatherArgs> gather{"gather", check_inputs, check_outputs, SIC_KERNELS(gather)};
 
 }  // namespace sic::slicing

@@ -1,34 +1,45 @@
 // merge_states and merge_many: checks, then the backend.
-#include "core/isa.h"
 #include "slicing/validate.h"
 
-SIC_CPU_OP(merge_states, slicing::MergeStatesArgs)
-SIC_CPU_OP(merge_many, slicing::MergeArgs)
+SIC_OP_KERNELS(merge_states, slicing::MergeStatesArgs)
+SIC_OP_KERNELS(merge_many, slicing::MergeArgs)
 
 namespace sic::slicing {
 
-void merge_states(const MergeStatesArgs& a, const Exec& exec) {
-  const Check check("merge_states", exec.device);
+namespace {
+
+void check_states(const Check& check, const MergeStatesArgs& a) {
   check.tensor("out_a", a.out_a, kFloats, 3);
   const int64_t R = a.out_a.shape[0], H = a.out_a.shape[1], D = a.out_a.shape[2];
   check.tensor("lse_a", a.lse_a, DType::f32, {R, H});
   check.tensor("out_b", a.out_b, a.out_a.dtype, {R, H, D});
   check.tensor("lse_b", a.lse_b, DType::f32, {R, H});
-  if (exec.check_only && !a.out.given()) return;
-  check.output("out", a.out, a.out_a.dtype, {R, H, D});
-  check.output("lse", a.lse, DType::f32, {R, H});
-  if (runs_on_cpu(check, exec)) cpu::merge_states(a);
 }
 
-void merge_many(const MergeArgs& a, const Exec& exec) {
-  const Check check("merge_many", exec.device);
-  check.tensor("outs", a.outs, kFloats, 4);
-  const int64_t n = a.outs.shape[0], R = a.outs.shape[1], H = a.outs.shape[2], D = a.outs.shape[3];
-  check.tensor("lses", a.lses, DType::f32, {n, R, H});
-  if (exec.check_only && !a.out.given()) return;
-  check.output("out", a.out, a.outs.dtype, {R, H, D});
-  check.output("lse", a.lse, DType::f32, {R, H});
-  if (runs_on_cpu(check, exec)) cpu::merge_many(a);
+// In place is fine: every element is read before it is written.
+void check_merged(const Check& check, const MergeStatesArgs& a) {
+  const TensorView& s = a.out_a;
+  check.output("out", a.out, s.dtype, {s.shape[0], s.shape[1], s.shape[2]});
+  check.output("lse", a.lse, DType::f32, {s.shape[0], s.shape[1]});
 }
+
+void check_many(const Check& check, const MergeArgs& a) {
+  check.tensor("outs", a.outs, kFloats, 4);
+  const int64_t n = a.outs.shape[0], R = a.outs.shape[1], H = a.outs.shape[2];
+  check.tensor("lses", a.lses, DType::f32, {n, R, H});
+}
+
+void check_merged_many(const Check& check, const MergeArgs& a) {
+  const TensorView& s = a.outs;
+  check.output("out", a.out, s.dtype, {s.shape[1], s.shape[2], s.shape[3]});
+  check.output("lse", a.lse, DType::f32, {s.shape[1], s.shape[2]});
+  check.apart("out", a.out, {&a.outs});
+  check.apart("lse", a.lse, {&a.lses});
+}
+
+}  // namespace
+
+const Op<MergeStatesArgs> merge_states{"merge_states", check_states, check_merged, SIC_KERNELS(merge_states)};
+const Op<MergeArgs> merge_many{"merge_many", check_many, check_merged_many, SIC_KERNELS(merge_many)};
 
 }  // namespace sic::slicing

@@ -1,9 +1,8 @@
 // score_tokens and refine_tokens: checks, then the backend.
-#include "core/isa.h"
 #include "slicing/validate.h"
 
-SIC_CPU_OP(score_tokens, slicing::SketchScoreArgs)
-SIC_CPU_OP(refine_tokens, slicing::SketchScoreArgs)
+SIC_OP_KERNELS(score_tokens, slicing::SketchScoreArgs)
+SIC_OP_KERNELS(refine_tokens, slicing::SketchScoreArgs)
 
 namespace sic::slicing {
 namespace {
@@ -17,24 +16,30 @@ CacheDims check_scoring(const Check& check, const SketchScoreArgs& a) {
   return d;
 }
 
-}  // namespace
-
-void score_tokens(const SketchScoreArgs& a, const Exec& exec) {
-  const Check check("score_tokens", exec.device);
-  const CacheDims d = check_scoring(check, a);
-  if (exec.check_only && !a.out.given()) return;
-  check.output("out", a.out, DType::i16, {d.B, a.q.shape[1], d.Hkv, a.max_seq_len});
-  if (runs_on_cpu(check, exec) && a.out.size() > 0) cpu::score_tokens(a);
+void check_scores(const Check& check, const SketchScoreArgs& a, int64_t width) {
+  check.output("out", a.out, DType::i16, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], width});
+  check.apart("out", a.out, {&a.q, &a.bits, &a.norm});
 }
 
-void refine_tokens(const SketchScoreArgs& a, const Exec& exec) {
-  const Check check("refine_tokens", exec.device);
+void check_tokens(const Check& check, const SketchScoreArgs& a) { check_scoring(check, a); }
+void check_token_scores(const Check& check, const SketchScoreArgs& a) { check_scores(check, a, a.max_seq_len); }
+
+void check_candidates(const Check& check, const SketchScoreArgs& a) {
   const CacheDims d = check_scoring(check, a);
   check.value(a.planes == 2, "sketch.planes", a.planes, "2");
   check_selection(check, {a.cand_indices, a.cand_counts, Unit::token}, d, a.q.shape[1], a.seq_lens);
-  if (exec.check_only && !a.out.given()) return;
-  check.output("out", a.out, DType::i16, {d.B, a.q.shape[1], d.Hkv, a.cand_indices.shape[3]});
-  if (runs_on_cpu(check, exec) && a.out.size() > 0) cpu::refine_tokens(a);
 }
+void check_candidate_scores(const Check& check, const SketchScoreArgs& a) {
+  check_scores(check, a, a.cand_indices.shape[3]);
+}
+
+bool is_empty(const SketchScoreArgs& a) { return a.out.size() == 0; }
+
+}  // namespace
+
+const Op<SketchScoreArgs> score_tokens{"score_tokens", check_tokens, check_token_scores, SIC_KERNELS(score_tokens),
+                                       is_empty};
+const Op<SketchScoreArgs> refine_tokens{"refine_tokens", check_candidates, check_candidate_scores,
+                                        SIC_KERNELS(refine_tokens), is_empty};
 
 }  // namespace sic::slicing

@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/isa.h"
 #include "core/paged.h"
 
-SIC_CPU_OP(select, slicing::SelectArgs)
+SIC_OP_KERNELS(select, slicing::SelectArgs)
 
 namespace sic::slicing {
 
@@ -60,7 +59,10 @@ int64_t selection_capacity(const SelectArgs& a) {
   return std::min(N, std::max({int64_t{1}, budget, forced, ceil_div(a.min_len, a.page)}));
 }
 
-void check_capacity(const Check& check, const SelectArgs& a) {
+void check_capacity(const Check& check, const SelectArgs& given) {
+  SelectArgs a = given;
+  a.seq_lens = check.host(given.seq_lens), a.budgets = check.host(given.budgets), a.keep = check.host(given.keep);
+  if (!a.seq_lens.given()) return;
   const int64_t T = a.scores.shape[1], Hkv = a.scores.shape[2], N = a.scores.shape[3], K = a.indices.shape[3];
   std::vector<Span> spans(span_room(a));
   for (int64_t b = 0; b < a.scores.shape[0]; ++b) {
@@ -73,10 +75,11 @@ void check_capacity(const Check& check, const SelectArgs& a) {
   }
 }
 
-void select(const SelectArgs& a, const Exec& exec) {
-  const Check check("select", exec.device);
+namespace {
+
+void check_inputs(const Check& check, const SelectArgs& a) {
   check.tensor("scores", a.scores, kFloats | DType::i16, 4);
-  const int64_t B = a.scores.shape[0], T = a.scores.shape[1], Hkv = a.scores.shape[2], N = a.scores.shape[3];
+  const int64_t B = a.scores.shape[0], Hkv = a.scores.shape[2], N = a.scores.shape[3];
   check.tensor("seq_lens", a.seq_lens, kIndexInts, {B});
   check.value(a.unit == Unit::token || a.page >= 1, "page_size", double(a.page), "at least 1");
   check.value(a.ratio >= 0 && a.ratio <= 1, "ratio", a.ratio, "0 to 1");
@@ -88,18 +91,24 @@ void select(const SelectArgs& a, const Exec& exec) {
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {B, -1, 2});
   const int64_t limit = N * (a.unit == Unit::token ? 1 : a.page);
   check.value(limit < (int64_t{1} << 31), "scores", double(limit), "fewer than 2^31 positions a row");
-  if (exec.device == Device::cpu) {
-    for (int64_t b = 0; b < B; ++b) {
-      const int64_t n = index_at(a.seq_lens, b * a.seq_lens.stride[0]);
-      check.require(n >= 0 && n <= limit, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
-                    "0 to " + std::to_string(limit) + " positions");
-    }
+  const TensorView lens = check.host(a.seq_lens);
+  for (int64_t b = 0; lens.given() && b < B; ++b) {
+    const int64_t n = index_at(lens, b * lens.stride[0]);
+    check.require(n >= 0 && n <= limit, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
+                  "0 to " + std::to_string(limit) + " positions");
   }
-  if (exec.check_only && !a.indices.given()) return;
-  check.output("indices", a.indices, DType::i32, {B, T, Hkv, -1});
-  check.output("counts", a.counts, DType::i32, {B, T, Hkv});
-  if (exec.device == Device::cpu) check_capacity(check, a);
-  if (runs_on_cpu(check, exec)) cpu::select(a);
 }
+
+void check_outputs(const Check& check, const SelectArgs& a) {
+  const TensorView& s = a.scores;
+  check.output("indices", a.indices, DType::i32, {s.shape[0], s.shape[1], s.shape[2], -1});
+  check.output("counts", a.counts, DType::i32, {s.shape[0], s.shape[1], s.shape[2]});
+  check.apart("indices", a.indices, {&a.scores, &a.counts});
+  check_capacity(check, a);
+}
+
+}  // namespace
+
+const Op<SelectArgs> select{"select", check_inputs, check_outputs, SIC_KERNELS(select)};
 
 }  // namespace sic::slicing

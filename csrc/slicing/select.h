@@ -25,7 +25,7 @@ struct SelectRow {
 
 // Row (b, t, h) with `tokens` visible positions; spans: room for span_room().
 SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, Span* spans);
-// On the CPU: that no row needs more slots than a.indices has.
+// That no row needs more slots than a.indices has, where the host can read lengths and budgets.
 void check_capacity(const Check&, const SelectArgs& a);
 inline int64_t span_room(const SelectArgs& a) { return 2 + (a.keep.given() ? a.keep.shape[1] : 0); }
 

@@ -1,25 +1,20 @@
-// The contract of the slicing family: one argument struct and one entry per op.
+// The contract of the slicing family: one argument struct and one op each.
 //
-// An entry checks every argument (ArgumentError, nothing touched), then runs the backend of the tensors' device.
+// Calling an op, `select(args, exec)`, checks every argument (ArgumentError, nothing touched), then runs the backend of
+// the tensors' device (core/op.h).
 // Shapes: B sequences, T query tokens, Hq query heads, Hkv KV heads, G = Hq/Hkv, P pages, M pages a sequence,
 // S = M * page positions, D head size. Optional tensors are left default-constructed.
 #pragma once
 #include <cstdint>
 
-#include "core/check.h"
-#include "core/tensor_view.h"
+#include "core/op.h"
 
 namespace sic::slicing {
 
 enum class Unit { token, page };
 enum class Pool { max, softmax };
 
-// How to run: the device, and whether to check only.
-struct Exec {
-  Device device = Device::cpu;
-  bool check_only = false;
-  void* stream = nullptr;
-};
+using sic::Exec;
 
 // Keys and values: [P,Hkv,page,D] under a block table [B,M], or [B,Hkv,S,D] without one. seq_lens [B].
 struct PagedKv {
@@ -38,7 +33,7 @@ struct AppendKvArgs {
   TensorView bits, norm, centre;  // a key sketch to keep up to date
   TensorView summary;             // or a page summary
 };
-void append_kv(const AppendKvArgs&, const Exec&);
+extern const Op<AppendKvArgs> append_kv;
 
 struct KeySketchArgs {
   TensorView k_cache, block_table, seq_lens, centre, k_scale;
@@ -46,7 +41,7 @@ struct KeySketchArgs {
   TensorView start;       // i32/i64 [B]
   TensorView bits, norm;  // out: u8 [P,Hkv,bytes], bf16 [P,Hkv,page]
 };
-void key_sketch(const KeySketchArgs&, const Exec&);
+extern const Op<KeySketchArgs> key_sketch;
 
 struct SketchScoreArgs {
   TensorView q, bits, norm, block_table, seq_lens;
@@ -58,14 +53,14 @@ struct SketchScoreArgs {
   int64_t max_seq_len = 0;
   TensorView out;  // i16 [B,T,Hkv,S] or [B,T,Hkv,K]
 };
-void score_tokens(const SketchScoreArgs&, const Exec&);
-void refine_tokens(const SketchScoreArgs&, const Exec&);
+extern const Op<SketchScoreArgs> score_tokens;
+extern const Op<SketchScoreArgs> refine_tokens;
 
 struct PageSummaryArgs {
   TensorView k_cache, block_table, seq_lens, k_scale, start;
   TensorView summary;  // out: [P,Hkv,2,D]
 };
-void page_summary(const PageSummaryArgs&, const Exec&);
+extern const Op<PageSummaryArgs> page_summary;
 
 struct ScorePagesArgs {
   TensorView q, summary, block_table, seq_lens;
@@ -76,7 +71,7 @@ struct ScorePagesArgs {
   int64_t max_seq_len = 0;
   TensorView out;  // f32 [B,T,Hkv,M]
 };
-void score_pages(const ScorePagesArgs&, const Exec&);
+extern const Op<ScorePagesArgs> score_pages;
 
 struct SelectArgs {
   TensorView scores, seq_lens;  // [B,T,Hkv,N] i16|f32|f16|bf16
@@ -92,7 +87,7 @@ struct SelectArgs {
   int64_t least = 0;           // the budget is at least so many tokens
   TensorView indices, counts;  // out
 };
-void select(const SelectArgs&, const Exec&);
+extern const Op<SelectArgs> select;
 // Slots a row of indices needs.
 int64_t selection_capacity(const SelectArgs&);
 
@@ -101,9 +96,9 @@ struct GatherArgs {
   Selected selected;
   TensorView k, v, indptr;  // out: [N,Dk], [N,Dv], i64 [B*T*Hkv+1]
 };
-void gather(const GatherArgs&, const Exec&);
-// Rows that gather writes; reads counts, so CPU tensors only.
-int64_t gathered_rows(const GatherArgs&);
+extern const Op<GatherArgs> gather;
+// Rows that gather writes. Reads the counts: from a CUDA device this waits for the stream.
+int64_t gathered_rows(const GatherArgs&, const Exec&);
 
 struct AttentionArgs {
   TensorView q;  // [B,T,Hq,Dk]
@@ -118,8 +113,7 @@ struct AttentionArgs {
   TensorView out, lse;   // out: [B,T,Hq,Dv] in q's type, f32 [B,T,Hq]
   TensorView workspace;  // u8; or the library's own
 };
-void sliced_attention(const AttentionArgs&, const Exec&);
-int64_t attention_workspace(const AttentionArgs&);
+extern const Op<AttentionArgs> sliced_attention;
 
 struct MergeArgs {
   TensorView outs, lses;  // [n,R,H,D], f32 [n,R,H]
@@ -129,8 +123,8 @@ struct MergeStatesArgs {
   TensorView out_a, lse_a, out_b, lse_b;  // [R,H,D], f32 [R,H]
   TensorView out, lse;
 };
-void merge_many(const MergeArgs&, const Exec&);
-void merge_states(const MergeStatesArgs&, const Exec&);
+extern const Op<MergeArgs> merge_many;
+extern const Op<MergeStatesArgs> merge_states;
 
 // Why a query head was answered the way it was.
 enum Status : uint8_t {
@@ -156,7 +150,7 @@ struct AttendArgs {
   int64_t max_sliced_T = 16, min_len = 0;
   TensorView indices, counts, omitted_mass, status;  // out: selection; f32, u8 [B,T,Hq]
 };
-void attend(const AttendArgs&, const Exec&);
+extern const Op<AttendArgs> attend;
 bool attend_is_dense(const AttendArgs&);         // by policy, for the whole call
 SelectArgs attend_selection(const AttendArgs&);  // the selection it makes; its scores have a shape only
 int64_t attend_capacity(const AttendArgs&);      // slots a row of its indices needs

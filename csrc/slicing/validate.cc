@@ -50,13 +50,10 @@ CacheDims check_cache(const Check& check, const char* arg, const TensorView& cac
   }
   d.S = d.M * page;
   check.value(d.S < (int64_t{1} << 31), "block_table", double(d.S), "fewer than 2^31 positions a sequence");
-  if (cache.device == Device::cpu) {
-    check_lengths(check, seq_lens, d.S);
-    if (block_table.given() && block_table.dtype == DType::i32)
-      check_page_ids<int32_t>(check, block_table, seq_lens, d);
-    if (block_table.given() && block_table.dtype == DType::i64)
-      check_page_ids<int64_t>(check, block_table, seq_lens, d);
-  }
+  const TensorView lens = check.host(seq_lens), table = check.host(block_table);
+  if (lens.given()) check_lengths(check, lens, d.S);
+  if (table.given() && table.dtype == DType::i32) check_page_ids<int32_t>(check, table, lens, d);
+  if (table.given() && table.dtype == DType::i64) check_page_ids<int64_t>(check, table, lens, d);
   return d;
 }
 
@@ -90,15 +87,16 @@ int64_t check_query(const Check& check, const TensorView& q, const CacheDims& d,
 void check_selection(const Check& check, const Selected& s, const CacheDims& d, int64_t T, const TensorView& seq_lens) {
   check.tensor("selection.indices", s.indices, DType::i32, {d.B, T, d.Hkv, -1});
   check.tensor("selection.counts", s.counts, DType::i32, {d.B, T, d.Hkv});
-  if (s.indices.device != Device::cpu) return;
+  const TensorView lens = check.host(seq_lens), indices = check.host(s.indices), counts = check.host(s.counts);
+  if (!indices.given()) return;
   const int64_t K = s.indices.shape[3], unit = s.unit == Unit::token ? 1 : d.page;
   for (int64_t row = 0; row < d.B * T * d.Hkv; ++row) {
     const int64_t h = row % d.Hkv, t = row / d.Hkv % T, b = row / d.Hkv / T;
-    const int64_t visible = visible_positions(index_at(seq_lens, b * seq_lens.stride[0]), T, t, d.S);
+    const int64_t visible = visible_positions(index_at(lens, b * lens.stride[0]), T, t, d.S);
     const int32_t limit = static_cast<int32_t>(ceil_div(visible, unit));
     const auto at = [&](const TensorView& v) { return b * v.stride[0] + t * v.stride[1] + h * v.stride[2]; };
-    const int32_t count = s.counts.as<const int32_t>()[at(s.counts)];
-    const int32_t* index = s.indices.as<const int32_t>() + at(s.indices);
+    const int32_t count = counts.as<const int32_t>()[at(counts)];
+    const int32_t* index = indices.as<const int32_t>() + at(indices);
     bool ok = count >= 0 && count <= K;
     for (int32_t i = 0; ok && i < count; ++i) ok = index[i] > (i ? index[i - 1] : -1) && index[i] < limit;
     if (ok) continue;
@@ -126,27 +124,21 @@ void check_sketch(const Check& check, const TensorView& bits, const TensorView& 
 void check_start(const Check& check, const TensorView& start, int64_t B) {
   if (!start.given()) return;
   check.tensor("start", start, kIndexInts, {B});
-  if (start.device != Device::cpu) return;
-  for (int64_t b = 0; b < B; ++b)
-    check.value(index_at(start, b * start.stride[0]) >= 0, "start", double(index_at(start, b * start.stride[0])),
+  const TensorView from = check.host(start);
+  for (int64_t b = 0; from.given() && b < B; ++b)
+    check.value(index_at(from, b * from.stride[0]) >= 0, "start", double(index_at(from, b * from.stride[0])),
                 "0 or more");
 }
 
 void check_max_seq_len(const Check& check, int64_t max_seq_len, const CacheDims& d, const TensorView& seq_lens) {
   check.value(max_seq_len >= 0 && max_seq_len <= d.S, "max_seq_len", double(max_seq_len),
               "0 to the positions of the block table");
-  if (seq_lens.device != Device::cpu) return;
-  for (int64_t b = 0; b < d.B; ++b) {
-    const int64_t n = index_at(seq_lens, b * seq_lens.stride[0]);
+  const TensorView lens = check.host(seq_lens);
+  for (int64_t b = 0; lens.given() && b < d.B; ++b) {
+    const int64_t n = index_at(lens, b * lens.stride[0]);
     check.require(n <= max_seq_len, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
                   "at most max_seq_len = " + std::to_string(max_seq_len));
   }
-}
-
-bool runs_on_cpu(const Check& check, const Exec& exec) {
-  if (exec.device != Device::cpu && !exec.check_only)
-    throw Error(std::string(check.op()) + ": this build has no CUDA kernels");
-  return !exec.check_only;
 }
 
 void check_count(const Check& check, const char* arg, int64_t n) {

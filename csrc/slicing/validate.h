@@ -9,7 +9,8 @@ struct CacheDims {
   int64_t B = 0, P = 0, Hkv = 0, page = 1, M = 1, S = 0;
 };
 
-// A cache (or an index laid out like one) with its block table and lengths. On the CPU also every length and page id.
+// A cache (or an index laid out like one) with its block table and lengths; also every length and page id that the host
+// can read.
 CacheDims check_cache(const Check&, const char* arg, const TensorView& cache, DTypeSet types,
                       const TensorView& block_table, const TensorView& seq_lens, int64_t page);
 CacheDims check_kv(const Check&, const PagedKv& kv);
@@ -18,7 +19,7 @@ void check_scale(const Check&, const char* arg, const TensorView& scale, const T
 // q [B,T,Hq,D] against the cache's heads; returns the group size.
 int64_t check_query(const Check&, const TensorView& q, const CacheDims& dims, int64_t D);
 
-// A selection's shapes; on the CPU also that every listed token or page is visible.
+// A selection's shapes; where the host can read them also that every listed token or page is visible.
 void check_selection(const Check&, const Selected& s, const CacheDims& dims, int64_t T, const TensorView& seq_lens);
 
 // Sketch arrays against a cache's dimensions.
@@ -26,11 +27,8 @@ void check_sketch(const Check&, const TensorView& bits, const TensorView& norm, 
                   int64_t D);
 void check_start(const Check&, const TensorView& start, int64_t B);
 
-// Score rows are addressed up to max_seq_len; lengths beyond it are an error on the CPU.
+// Score rows are addressed up to max_seq_len; no length may lie beyond it.
 void check_max_seq_len(const Check&, int64_t max_seq_len, const CacheDims& dims, const TensorView& seq_lens);
-
-// Whether the entry goes on to its CPU kernels; Error where the tensors' device has none in this build.
-bool runs_on_cpu(const Check&, const Exec&);
 
 // A number of tokens given by the caller.
 void check_count(const Check&, const char* arg, int64_t n);

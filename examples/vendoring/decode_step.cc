@@ -67,7 +67,7 @@ int main() {
   sketch.planes = kPlanes;
   sketch.bits = view_of(bits.data(), DType::u8, kPages, kHeads, kSketchBytes);
   sketch.norm = view_of(norm.data(), DType::bf16, kPages, kHeads, kPage);
-  key_sketch(sketch, cpu);
+  sic::slicing::key_sketch(sketch, cpu);
 
   // Once for each step: score all tokens from the sketch, ...
   std::vector<int16_t> scores(kHeads * kTokens);
@@ -82,7 +82,7 @@ int main() {
   score.scale = scale;
   score.max_seq_len = kTokens;
   score.out = view_of(scores.data(), DType::i16, 1, 1, kHeads, kTokens);
-  score_tokens(score, cpu);
+  sic::slicing::score_tokens(score, cpu);
 
   // ... keep the best 12 %, ...
   sic::slicing::SelectArgs select;
@@ -107,12 +107,12 @@ int main() {
   attention.max_seq_len = kTokens;
   attention.lse = view_of(lse.data(), DType::f32, 1, 1, kQueryHeads);
   attention.out = view_of(dense.data(), DType::f32, 1, 1, kQueryHeads, kDim);
-  sliced_attention(attention, cpu);
+  sic::slicing::sliced_attention(attention, cpu);
 
   attention.selected.indices = select.indices;
   attention.selected.counts = select.counts;
   attention.out = view_of(out.data(), DType::f32, 1, 1, kQueryHeads, kDim);
-  sliced_attention(attention, cpu);
+  sic::slicing::sliced_attention(attention, cpu);
 
   const double error = relative_error(out, dense);
   std::printf("%lld tokens, %d read for each head: relative error of the output %.3f\n",
@@ -121,7 +121,7 @@ int main() {
   // A wrong argument throws before anything is touched.
   attention.kv.k_cache.dtype = DType::i16;
   try {
-    sliced_attention(attention, cpu);
+    sic::slicing::sliced_attention(attention, cpu);
     std::puts("a wrong dtype was accepted");
     return 1;
   } catch (const sic::ArgumentError& e) {

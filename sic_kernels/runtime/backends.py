@@ -5,6 +5,7 @@
 | cpu    | C++ with SIMD chosen at run time; the default for CPU tensors       |
 | cuda   | CUDA kernels built ahead of time; the default for CUDA tensors      |
 | triton | kernels compiled at run time, where there is no nvcc               |
+| simt   | the CUDA kernels on the emulator; for tests, never chosen by itself |
 | ref    | the definition in float64; never chosen by itself                  |
 
 Adding an op needs nothing here: a native op is `_C.<op>`, a Python one is a function of that name in the family's
@@ -13,6 +14,7 @@ Adding an op needs nothing here: a native op is `_C.<op>`, a Python one is a fun
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import importlib
@@ -26,28 +28,34 @@ from typing import Any
 import torch
 
 from . import arrays, config
-from .errors import ArgumentError, BackendError
-from .native import CHECK, CPU, CUDA, module
+from .errors import ArgumentError, BackendError, WorkspaceSize
+from .native import CHECK, CPU, CUDA, SIZE, module, simt_module
 
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """One row of the table. code: of a native backend; file: the family's module of a Python one."""
+    """One row of the table. code, module: of a native backend; file: the family's module of a Python one."""
 
     name: str
     devices: tuple[str, ...]
     why_not: Callable[[], str | None]
     code: int = CHECK
+    module: Callable[[], Any] = module
     file: str = ""
+    automatic: bool = True
 
 
 @functools.cache
-def _why_not_native() -> str | None:
+def _why_not_native(load: Callable[[], Any] = module) -> str | None:
     try:
-        module()
+        load()
     except BackendError as error:
         return str(error)
     return None
+
+
+def _why_not_simt() -> str | None:
+    return _why_not_native(simt_module)
 
 
 @functools.cache
@@ -55,7 +63,7 @@ def _why_not_cuda() -> str | None:
     missing = _why_not_native()
     if missing is not None:
         return missing
-    if not getattr(module(), "has_cuda", bool)():
+    if not module().has_cuda():
         return "built without CUDA kernels: build with nvcc on the PATH"
     return None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
 
@@ -75,7 +83,8 @@ TABLE: dict[str, Backend] = {
         Backend("cpu", ("cpu",), _why_not_native, code=CPU),
         Backend("cuda", ("cuda",), _why_not_cuda, code=CUDA),
         Backend("triton", ("cuda",), _why_not_triton, file="triton_kernels"),
-        Backend("ref", ("cpu", "cuda"), _why_not_native, file="reference"),
+        Backend("simt", ("cpu",), _why_not_simt, code=CUDA, module=simt_module, automatic=False),
+        Backend("ref", ("cpu", "cuda"), _why_not_native, file="reference", automatic=False),
     )
 }
 
@@ -109,7 +118,7 @@ def pick(op: str, tensor: Any, wanted: str | None = None) -> Backend:
 def _automatic(op: str, device: str) -> Backend:
     reasons = []
     for b in TABLE.values():
-        if b.name == "ref" or device not in b.devices:
+        if not b.automatic or device not in b.devices:
             continue
         reason = b.why_not()
         if reason is None:
@@ -143,9 +152,10 @@ def call(
         raise ArgumentError.of(
             op, "inputs", "a tensor that requires grad", "tensors without: the ops have no backward pass"
         )
-    native = getattr(module(), op)
+    native = getattr(chosen.module(), op)
+    code = chosen.code | SIZE if _SIZING.get() else chosen.code
     try:
-        results = native(*inputs, *outs, workspace, chosen.code or CHECK)
+        results = native(*inputs, *outs, workspace, code)
     except TypeError as error:
         if "incompatible function arguments" not in str(error):
             raise
@@ -156,6 +166,21 @@ def call(
     if isinstance(inputs[0], torch.Tensor):
         return results
     return arrays.like(results, inputs[0])
+
+
+_SIZING: contextvars.ContextVar[bool] = contextvars.ContextVar("sizing", default=False)
+
+
+def workspace_bytes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """The bytes of `workspace` that `function(*args, **kwargs)`, a public op, needs. Checks its inputs, runs nothing."""
+    token = _SIZING.set(True)
+    try:
+        function(*args, **kwargs)
+    except WorkspaceSize as answer:
+        return int(answer.args[0])
+    finally:
+        _SIZING.reset(token)
+    return 0
 
 
 def _wrong_kinds(family: str, op: str, inputs: tuple, native: Any) -> ArgumentError:

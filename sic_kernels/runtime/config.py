@@ -70,7 +70,7 @@ def _ratio(text: str) -> float:
     return value
 
 
-BACKENDS = ("auto", "cpu", "cuda", "triton", "ref")
+BACKENDS = ("auto", "cpu", "cuda", "triton", "simt", "ref")
 CPU_ISAS = ("auto", "avx512", "avx2", "neon", "plain")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -83,6 +83,8 @@ SETTINGS: tuple[Setting, ...] = (
             "threads of the CPU backend; 0 (auto) follows torch.get_num_threads()", affects_results=False),
     Setting("SIC_STRICT", "strict", False, _flag, "0 or 1",
             "a fallback or a failed hardware gate raises instead of being logged and counted"),
+    Setting("SIC_CHECK", "check", False, _flag, "0 or 1",
+            "on CUDA, lengths, page ids and lists are read back and checked too (waits for the device)", affects_results=False),
     Setting("SIC_LOG", "log_level", "warning", _choice(*LOG_LEVELS), "|".join(LOG_LEVELS),
             "log level; setting it also sends the log to stderr", affects_results=False),
     Setting("SIC_SLICE_RATIO", "slice_ratio", 0.12, _ratio, "a number in (0, 1]",
@@ -110,6 +112,7 @@ class Config:
     cpu_isa: str = "auto"
     num_threads: int = 0
     strict: bool = False
+    check: bool = False
     log_level: str = "warning"
     slice_ratio: float = 0.12
     hash_depth: int = 3

@@ -24,5 +24,9 @@ class BackendError(SicError, RuntimeError):
     """No usable backend: the message names the reason and how to get one."""
 
 
+class WorkspaceSize(SicError):
+    """Not a failure: how the native layer answers a question for bytes of workspace. `backends.workspace_bytes` catches it."""
+
+
 class ConfigError(SicError, ValueError):
     """A `SIC_*` environment variable is unknown, malformed, or was changed after it was read."""

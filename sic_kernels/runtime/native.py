@@ -1,4 +1,7 @@
-"""The native module: this file alone imports `sic_kernels._C`.
+"""The native modules: this file alone imports them.
+
+`sic_kernels._C` has the CPU kernels, and the CUDA ones where nvcc built them. `sic_kernels._simt`, built for tests, has the
+CUDA kernels compiled for the emulator: same entries, and CPU tensors play the device's.
 
 torch is imported first, so that the module finds torch's OpenMP threads and shares them instead of starting its own.
 """
@@ -13,18 +16,32 @@ from . import config
 from .errors import BackendError
 
 CHECK, CPU, CUDA = 0, 1, 2  # last argument of every op: check and allocate only, or run
+SIZE = 4  # with a device: only the bytes of workspace, raised as WorkspaceSize
 
 
 @functools.cache
 def module() -> Any:
-    """`sic_kernels._C` with SIC_CPU_ISA and SIC_NUM_THREADS applied; `BackendError` with the remedy if it is not there."""
-    import torch  # noqa: F401
-
-    try:
-        native = importlib.import_module("sic_kernels._C")
-    except ImportError as error:
-        raise BackendError(f"sic_kernels._C cannot be imported ({error}); build it with: pip install .") from error
+    """`sic_kernels._C` with the settings applied; `BackendError` with the remedy if it is not there."""
+    native = _load("_C", "pip install .")
     settings = config.current()
     native.force_isa(settings.cpu_isa)
     native.set_num_threads(settings.num_threads)
+    native.set_device_checks(settings.check)
     return native
+
+
+@functools.cache
+def simt_module() -> Any:
+    """`sic_kernels._simt`; `BackendError` with the remedy if it is not there."""
+    native = _load("_simt", "SIC_CMAKE_ARGS=-DSIC_SIMT=ON pip install .")
+    native.set_device_checks(True)  # its memory is the host's: a check costs nothing
+    return native
+
+
+def _load(name: str, remedy: str) -> Any:
+    import torch  # noqa: F401
+
+    try:
+        return importlib.import_module(f"sic_kernels.{name}")
+    except ImportError as error:
+        raise BackendError(f"sic_kernels.{name} cannot be imported ({error}); build it with: {remedy}") from error

@@ -8,7 +8,6 @@ import torch
 
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from ..runtime.native import module
 from .types import UNITS, Array, KeySketch, Selection, code_of
 
 
@@ -43,6 +42,7 @@ def append_kv(
     index: KeySketch | Array | None = None,
     k_scale: Array | float | None = None,
     v_scale: Array | float | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> None:
     """Write rows into a cache, and their entries into its index, in one launch.
@@ -56,7 +56,7 @@ def append_kv(
         ((index.bits, index.norm, index.params.centre), None) if isinstance(index, KeySketch) else ((None,) * 3, index)
     )
     inputs = (k, v, k_cache, v_cache, slots, k_scale, v_scale, *sketch, summary)
-    call("slicing", "append_kv", inputs, (), None, backend)
+    call("slicing", "append_kv", inputs, (), workspace, backend)
 
 
 def gather(
@@ -67,6 +67,7 @@ def gather(
     selection: Selection,
     *,
     out: tuple[Array, Array, Array] | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> tuple[Array, Array, Array]:
     """Copy the selected rows, bit for bit: k [N,Dk], v [N,Dv], indptr i64[B*T*Hkv+1].
@@ -75,7 +76,7 @@ def gather(
     out: buffers of at least N rows (B*T*Hkv*K always suffice); without it N is read from the counts.
     """
     inputs = (k_cache, v_cache, block_table, seq_lens, *selection_inputs("gather", selection))
-    return call("slicing", "gather", inputs, out or (None, None, None), None, backend)
+    return call("slicing", "gather", inputs, out or (None, None, None), workspace, backend)
 
 
 def sliced_attention(
@@ -118,24 +119,6 @@ def sliced_attention(
     return without_tokens(flat, *call("slicing", "sliced_attention", inputs, outs, workspace, backend))
 
 
-def workspace_bytes(
-    op: str, q: Array, k_cache: Array, v_cache: Array, max_seq_len: int, capacity: int | None = None
-) -> int:
-    """Bytes of `workspace` that `op` ("sliced_attention" or "attend") needs at most, from shapes alone.
-
-    capacity: slots K of the selection times tokens a slot (None: dense, max_seq_len).
-    """
-    if op not in ("sliced_attention", "attend"):
-        raise ArgumentError.of("workspace_bytes", "op", repr(op), "sliced_attention|attend")
-    q4, _ = with_tokens(q)
-    B, T, Hq = q4.shape[:3]
-    listed = -1 if capacity is None else min(capacity, max_seq_len)
-    shapes = (B, T, Hq, k_cache.shape[1], v_cache.shape[3], max_seq_len)
-    needed = module().workspace_bytes(*shapes, listed)
-    # attend may also run dense (prefill, dense layers).
-    return needed if op == "sliced_attention" else max(needed, module().workspace_bytes(*shapes, -1))
-
-
 def merge_states(
     out_a: Array,
     lse_a: Array,
@@ -143,6 +126,7 @@ def merge_states(
     lse_b: Array,
     *,
     out: tuple[Array, Array] | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> tuple[Array, Array]:
     """Attention over two disjoint sets of keys from the results over each: out [...,H,D], lse f32[...,H].
@@ -151,7 +135,7 @@ def merge_states(
     """
     outs = (None, None) if out is None else out
     if out_a.ndim == 3:
-        return call("slicing", "merge_states", (out_a, lse_a, out_b, lse_b), outs, None, backend)
+        return call("slicing", "merge_states", (out_a, lse_a, out_b, lse_b), outs, workspace, backend)
     if out_a.ndim < 2 or out_b.shape != out_a.shape or lse_b.shape != lse_a.shape or lse_a.shape != out_a.shape[:-1]:
         got = f"{list(out_b.shape)} with lse {list(lse_b.shape)}"
         raise ArgumentError.of("merge_states", "out_b", got, f"{list(out_a.shape)} with lse {list(out_a.shape[:-1])}")
@@ -159,23 +143,28 @@ def merge_states(
     flat = (out_a.reshape(-1, H, D), lse_a.reshape(-1, H), out_b.reshape(-1, H, D), lse_b.reshape(-1, H))
     if out is not None:
         outs = (_flat_view("merge_states", outs[0], 2), _flat_view("merge_states", outs[1], 1))
-    merged, lse = call("slicing", "merge_states", flat, outs, None, backend)
+    merged, lse = call("slicing", "merge_states", flat, outs, workspace, backend)
     return merged.reshape(out_a.shape), lse.reshape(lse_a.shape)
 
 
 def merge_many(
-    outs: Array, lses: Array, *, out: tuple[Array, Array] | None = None, backend: str | None = None
+    outs: Array,
+    lses: Array,
+    *,
+    out: tuple[Array, Array] | None = None,
+    workspace: Array | None = None,
+    backend: str | None = None,
 ) -> tuple[Array, Array]:
     """`merge_states` of n results at once: outs [n,...,H,D], lses f32[n,...,H]."""
     results = (None, None) if out is None else out
     if outs.ndim == 4:
-        return call("slicing", "merge_many", (outs, lses), results, None, backend)
+        return call("slicing", "merge_many", (outs, lses), results, workspace, backend)
     n, H, D = outs.shape[0], outs.shape[-2], outs.shape[-1]
     rows = outs.numel() // max(1, n * H * D) if isinstance(outs, torch.Tensor) else outs.size // max(1, n * H * D)
     if out is not None:
         results = (_flat_view("merge_many", out[0], 2), _flat_view("merge_many", out[1], 1))
     merged, lse = call(
-        "slicing", "merge_many", (outs.reshape(n, rows, H, D), lses.reshape(n, rows, H)), results, None, backend
+        "slicing", "merge_many", (outs.reshape(n, rows, H, D), lses.reshape(n, rows, H)), results, workspace, backend
     )
     return merged.reshape(outs.shape[1:]), lse.reshape(lses.shape[1:])
 

@@ -36,6 +36,7 @@ def key_sketch(
     start: Array | None = None,
     k_scale: Array | float | None = None,
     out: KeySketch | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> KeySketch:
     """The sketch of every live key of a cache; entries beyond seq_lens keep what they hold (0 when allocated here).
@@ -49,7 +50,7 @@ def key_sketch(
     if out is not None and out.params.id != params.id:
         raise ArgumentError.of("key_sketch", "params", f"id {params.id}", f"{out.params.id} as in out")
     inputs = (k_cache, block_table, seq_lens, params.centre, k_scale, planes, start)
-    bits, norm = call("slicing", "key_sketch", inputs, outs, None, backend)
+    bits, norm = call("slicing", "key_sketch", inputs, outs, workspace, backend)
     return KeySketch(bits, norm, params, int(k_cache.shape[3]), int(k_cache.shape[2]))
 
 
@@ -61,6 +62,7 @@ def page_summary(
     start: Array | None = None,
     k_scale: Array | float | None = None,
     out: Array | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> Array:
     """Centre and radius of each page's live keys: [P,Hkv,2,D] in the cache's type (f32 for f8 caches).
@@ -68,4 +70,4 @@ def page_summary(
     Rounded outward: centre +- radius contains every key. start and out as in `key_sketch`.
     """
     inputs = (k_cache, block_table, seq_lens, k_scale, start)
-    return call("slicing", "page_summary", inputs, (out,), None, backend)[0]
+    return call("slicing", "page_summary", inputs, (out,), workspace, backend)[0]

@@ -27,6 +27,7 @@ def score_tokens(
     scale: float | None = None,
     max_seq_len: int | None = None,
     out: Array | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> Array:
     """Estimated logits from plane 0 of the sketch, joined over each GQA group: i16[B,T,Hkv,S] in 1/256 nat, saturating.
@@ -37,13 +38,8 @@ def score_tokens(
     Andre et al. 2015).
     """
     check_head_size("score_tokens", q, sketch)
-    q, flat = with_tokens(q)
-    inputs = (
-        q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, sketch.planes,
-        code_of("score_tokens", "pool", pool, POOLS), scale, max_seq_len,
-    )  # fmt: skip
-    out = out[:, None] if flat and out is not None else out
-    return without_tokens(flat, *call("slicing", "score_tokens", inputs, (out,), None, backend))[0]
+    keys = (sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, sketch.planes)
+    return _scores("score_tokens", q, keys, pool, scale, max_seq_len, out, workspace, backend)
 
 
 def refine_tokens(
@@ -57,6 +53,7 @@ def refine_tokens(
     scale: float | None = None,
     max_seq_len: int | None = None,
     out: Array | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> Array:
     """`score_tokens` from both planes, for the listed candidates only: i16[B,T,Hkv,K]; unused slots are -32768."""
@@ -64,13 +61,8 @@ def refine_tokens(
     if candidates is not None and candidates.unit != "token":
         raise ArgumentError.of("refine_tokens", "candidates.unit", repr(candidates.unit), "'token'")
     listed = selection_inputs("refine_tokens", candidates)[:2]
-    q, flat = with_tokens(q)
-    inputs = (
-        q, sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, *listed,
-        code_of("refine_tokens", "pool", pool, POOLS), scale, max_seq_len,
-    )  # fmt: skip
-    out = out[:, None] if flat and out is not None else out
-    return without_tokens(flat, *call("slicing", "refine_tokens", inputs, (out,), None, backend))[0]
+    keys = (sketch.bits, sketch.norm, block_table, seq_lens, sketch.page, *listed)
+    return _scores("refine_tokens", q, keys, pool, scale, max_seq_len, out, workspace, backend)
 
 
 def score_pages(
@@ -85,17 +77,26 @@ def score_pages(
     scale: float | None = None,
     max_seq_len: int | None = None,
     out: Array | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> Array:
     """Page scores q.centre + beta * sum |q_i| radius_i, joined over each group: f32[B,T,Hkv,M], nats; invisible -inf.
 
     beta = 1 bounds every logit of the page from above (Quest, Tang et al. 2024); 0.5 selects better.
     """
+    keys = (summary, block_table, seq_lens, page_size, beta)
+    return _scores("score_pages", q, keys, pool, scale, max_seq_len, out, workspace, backend)
+
+
+def _scores(
+    op: str, q: Array, keys: tuple, pool: Pool, scale: float | None, max_seq_len: int | None, out: Array | None,
+    workspace: Array | None, backend: str | None,
+) -> Array:  # fmt: skip
+    """What the three scoring ops share: q of either rank, then their own inputs, then how heads are joined."""
     q, flat = with_tokens(q)
-    pool_code = code_of("score_pages", "pool", pool, POOLS)
-    inputs = (q, summary, block_table, seq_lens, page_size, beta, pool_code, scale, max_seq_len)
+    inputs = (q, *keys, code_of(op, "pool", pool, POOLS), scale, max_seq_len)
     out = out[:, None] if flat and out is not None else out
-    return without_tokens(flat, *call("slicing", "score_pages", inputs, (out,), None, backend))[0]
+    return without_tokens(flat, *call("slicing", op, inputs, (out,), workspace, backend))[0]
 
 
 def select(
@@ -112,6 +113,7 @@ def select(
     keep: Array | None = None,
     capacity: int | None = None,
     out: tuple[Array, Array] | None = None,
+    workspace: Array | None = None,
     backend: str | None = None,
 ) -> Selection:
     """The best tokens or pages of each row: ascending indices i32[B,T,Hkv,K] padded with -1, counts i32[B,T,Hkv].
@@ -136,7 +138,7 @@ def select(
         capacity = integer("select", "capacity", capacity, 0, "0 or more slots, an integer below 2^31")
     inputs = (scores, seq_lens, unit_code, page, ratio, budget, top_p, sink, recent, keep, capacity)
     outs = (None, None) if out is None else tuple(o[:, None] for o in out) if flat else out
-    indices, counts = without_tokens(flat, *call("slicing", "select", inputs, outs, None, backend))
+    indices, counts = without_tokens(flat, *call("slicing", "select", inputs, outs, workspace, backend))
     return Selection(indices, counts, unit)
 
 

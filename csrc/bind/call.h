@@ -1,0 +1,59 @@
+// One call of an op from Python: checks, allocation of what was not given, the kernel without the GIL.
+#pragma once
+#include "bind/tensor_arg.h"
+#include "core/op.h"
+
+namespace sic::bind {
+
+// The last argument of every op: check and allocate only, or run; kSize with a device asks for its bytes of workspace.
+enum Code { kCheck = 0, kCpu = 1, kCuda = 2, kSize = 4 };
+
+// Thrown in place of a result when the bytes of workspace are asked for.
+struct WorkspaceSize {
+  int64_t bytes;
+};
+
+class Call {
+ public:
+  Call(Args& in, py::handle first, const TensorView& view, py::handle workspace, int code)
+      : in_(in), first_(first), workspace_(workspace), size_only_(code & kSize), device_id_(view.device_id) {
+    const int device = code & ~kSize;
+    exec_.device = device == kCheck ? view.device : device == kCuda ? Device::cuda : Device::cpu;
+    exec_.run = device != kCheck;
+    exec_.device_values = device_checks();
+  }
+
+  const Exec& exec() const { return exec_; }
+
+  // `allocate` makes the missing outputs, from inputs that are right.
+  template <class A, class Allocate>
+  void run(const Op<A>& op, A& args, bool outputs_given, Allocate allocate) {
+    if (exec_.device == Device::cuda) exec_.stream = in_.stream(first_, device_id_);
+    if (!outputs_given || size_only_) {
+      Exec inputs = exec_;
+      inputs.outputs = inputs.run = false;
+      op(args, inputs);
+      if (size_only_) throw WorkspaceSize{exec_.run ? op.workspace(args, exec_.device) : 0};
+      allocate();
+      exec_.inputs = false;
+    }
+    if (exec_.run && exec_.device == Device::cuda) take_workspace(op.workspace(args, exec_.device));
+    py::gil_scoped_release release;
+    op(args, exec_);
+  }
+
+ private:
+  void take_workspace(int64_t bytes) {
+    if (workspace_.is_none() && bytes > 0) own_ = output({}, first_, {bytes}, DType::u8);
+    exec_.workspace = in_("workspace", own_ ? py::handle(own_) : workspace_);
+  }
+
+  Args& in_;
+  py::handle first_, workspace_;
+  bool size_only_;
+  py::object own_;
+  int device_id_;
+  Exec exec_;
+};
+
+}  // namespace sic::bind
