@@ -21,7 +21,7 @@ constexpr int kScoreMin = -32767;   // -32768 marks what is not visible
 constexpr float kUnreadShrink = 0.8f;
 constexpr int kTokenBlock = 16;  // tokens whose bytes lie side by side
 
-inline bool sketch_sign_is_negative(uint64_t channel) {
+constexpr bool sketch_sign_is_negative(uint64_t channel) {
   uint64_t z = (channel + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
