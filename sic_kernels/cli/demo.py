@@ -9,16 +9,14 @@ import time
 from typing import Any
 
 from ..models.language_model import require
+from ._options import add_model_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", help="folder or .gguf file of a causal language model (default: SmolLM2-135M-Instruct)"
-    )
+    add_model_arguments(parser, "tokens in the cache before decoding")
     parser.add_argument(
         "--text", default="hamlet", help="a play, python-topics, python:MODULE, or a file (default: hamlet)"
     )
-    parser.add_argument("--context", type=int, default=6144, help="tokens in the cache before decoding (default: 6144)")
     parser.add_argument("--steps", type=int, default=128, help="tokens to decode (default: 128)")
     parser.add_argument(
         "--ratio", type=float, default=None, help="share of the cache to read (default: SIC_SLICE_RATIO, 0.12)"
@@ -26,11 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-omitted-mass", type=float, default=None, help="recompute a head dense above this estimate"
     )
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's)")
     parser.add_argument(
         "--shadow", action="store_true", help="run dense beside sliced in every layer and report agreement"
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,18 +7,16 @@ import json
 from typing import Any
 
 from ..models.language_model import require
+from ._options import add_model_arguments
 
 DEFAULT_TEXTS = ("hamlet", "python-topics", "python:_pydecimal")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", choices=["slicing"], help="what to measure")
-    parser.add_argument(
-        "--model", help="folder or .gguf file of a causal language model (default: SmolLM2-135M-Instruct)"
-    )
+    add_model_arguments(parser, "tokens in all, the scored ones last")
     parser.add_argument("--text", dest="texts", action="append",
                         help=f"may be given several times (default: {', '.join(DEFAULT_TEXTS)})")  # fmt: skip
-    parser.add_argument("--context", type=int, default=6144, help="tokens in all, the scored ones last (default: 6144)")
     parser.add_argument(
         "--scored", type=int, default=2048, help="tokens scored at the end of the context (default: 2048)"
     )
@@ -36,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fast", action="store_true", help="512 scored tokens, no needles: a smoke test, not a measurement"
     )
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ class StatsRecorder:
 
     def clear(self) -> None:
         self._waiting: list[tuple[int, Any]] = []
-        self._context: tuple[SlicedKVCache, Any] | None = None
+        self._pages: SlicedKVCache | None = None
         self._step_fallbacks: Tensor | None = None
         self._host = [[0] * len(STATUS_NAMES) for _ in range(self.layers)]
         self._counts: Tensor | None = None  # i64 [layers, Hq, status]
@@ -75,7 +75,7 @@ class StatsRecorder:
         if result.selection is None:
             self.dense(layer, result.out, policy)
             return
-        self._context = (pages, policy)
+        self._pages = pages
         self._waiting.append((layer, result))
 
     def shadow(self, layer: int, sliced: Tensor, dense: Tensor) -> None:
@@ -86,9 +86,9 @@ class StatsRecorder:
     def end_step(self) -> None:
         """Sum up what the layers of a step reported: a handful of operations, however many layers there are."""
         self._step_fallbacks = None
-        if not self._waiting or self._context is None:
+        if not self._waiting or self._pages is None:
             return
-        pages, policy = self._context
+        pages = self._pages
         results = [result for _, result in self._waiting]
         status = torch.stack([result.status for result in results])  # [n,B,T,Hq]
         n, B, T, Hq = status.shape
@@ -108,18 +108,18 @@ class StatsRecorder:
         top = omitted.max()
         self._omitted_max = top if self._omitted_max is None else torch.maximum(self._omitted_max, top)
         self._waiting.clear()
-        self._bytes(pages, policy, T, n)
+        self._bytes(pages, T, n)
 
     def step_fallbacks(self) -> int:
         """Head-steps of the last step that were recomputed dense."""
         return 0 if self._step_fallbacks is None else int(self._step_fallbacks)
 
-    def _bytes(self, pages: SlicedKVCache, policy: Any, T: int, layers: int) -> None:
+    def _bytes(self, pages: SlicedKVCache, T: int, layers: int) -> None:
         element = torch.empty((), dtype=pages.dtype).element_size()
         self._row_bytes = (pages.head_dim + pages.v_head_dim) * element
         visible = sum(max(0, length - T + t + 1) for length in pages.lengths for t in range(T)) * pages.kv_heads
         self._bytes_dense += layers * visible * self._row_bytes
-        self._bytes_index += layers * _index_bytes(pages, policy, visible)
+        self._bytes_index += layers * _index_bytes(pages, visible)
 
     def read(self) -> AttentionStats:
         self.end_step()
@@ -165,11 +165,9 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
-def _index_bytes(pages: SlicedKVCache, policy: Any, tokens: int) -> int:
-    """Index bytes that selection reads for `tokens` visible tokens (times KV heads)."""
-    plane = -(-pages.head_dim // 8)
+def _index_bytes(pages: SlicedKVCache, tokens: int) -> int:
+    """Index bytes that selection reads for `tokens` visible tokens (times KV heads): all planes, in one pass."""
     if pages.unit == "page":
         element = torch.empty((), dtype=pages.dtype).element_size()
         return tokens * 2 * pages.head_dim * element // pages.page_size
-    refined = int(tokens * policy.candidates) * (pages.planes * plane + 2) if pages.planes > 1 else 0
-    return tokens * (plane + 2) + refined
+    return tokens * (pages.planes * -(-pages.head_dim // 8) + 2)

@@ -56,7 +56,7 @@ class Inputs:
 
     def _sets(self) -> int:
         """So many that twice the last-level cache is read before the least op comes back to a set, as far as memory goes."""
-        least = self.shape.attend_bytes(0.06, 0.25)
+        least = self.shape.attend_bytes(0.06)
         return max(2, min(-(-2 * last_level_cache() // least), ROTATION_BYTES // (2 * self.shape.kv_bytes)))
 
     def _pool(self, pages: int, noise: Tensor, first: int) -> Tensor:
@@ -170,7 +170,7 @@ def _attend(inputs: Inputs, ratio: float) -> Bench:
         f"attend {ratio:.0%}".replace("%", " %"), s,
         lambda i: attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy, out=out),
         {"P1": peers.p1, "P2": peers.p2, "gather+SDPA": lambda i: peers.gather_p2(i, chosen[i])},
-        verify, s.attend_bytes(ratio, policy.candidates),
+        verify, s.attend_bytes(ratio),
     )  # fmt: skip
 
 

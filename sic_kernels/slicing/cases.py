@@ -414,10 +414,9 @@ class BenchShape:
         """Bytes of sign planes and norms."""
         return self.rows * (planes * -(-self.D // 8) + 2)
 
-    def attend_bytes(self, ratio: float, candidates: float) -> int:
-        """Bytes that `attend` reads: plane 0 and norms of all, both planes of the candidates, K and V of the chosen."""
-        refine = int(candidates * self.rows) * (2 * -(-self.D // 8) + 2)
-        return self.sketch_bytes(1) + refine + int(ratio * self.kv_bytes)
+    def attend_bytes(self, ratio: float) -> int:
+        """Bytes that `attend` reads: both planes and norms of all tokens, K and V of the chosen."""
+        return self.sketch_bytes(2) + int(ratio * self.kv_bytes)
 
     def cache(self, seed: int) -> PagedCache:
         """A fresh random cache; use several in turn so that none is found in the processor's cache."""
