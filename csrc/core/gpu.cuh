@@ -42,13 +42,14 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, vo
   static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter");
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel parameters are limited to 4 KiB");
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-#if defined(SIC_SIMT)
-  simt::launch(kernel, grid, block, shared_bytes, static_cast<cudaStream_t>(stream), static_cast<P>(args)...);
-#else
   const void* entry = reinterpret_cast<const void*>(kernel);
   cudaError_t status = cudaSuccess;
   if (shared_bytes > 48 * 1024)
     status = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+#if defined(SIC_SIMT)
+  check_cuda(status, "dynamic shared memory");
+  simt::launch(kernel, grid, block, shared_bytes, static_cast<cudaStream_t>(stream), static_cast<P>(args)...);
+#else
   if (status == cudaSuccess) {
     const auto run = [&](std::remove_cv_t<P>... values) {
       std::array<void*, sizeof...(P)> pointers{&values...};

@@ -1,0 +1,323 @@
+// The threads of a block as fibers: who runs next, barriers, operations of a warp.
+#include "simt/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "simt/checker.h"
+#include "simt/run_queue.h"
+
+namespace sic::simt {
+
+Engine engine;
+
+namespace {
+
+RunQueue ready;
+StackPool stacks;
+int free_stacks[kMaxThreads];
+int free_count = 0;
+Context host;       // whoever launched
+Context abandoned;  // of a fiber that will not go on
+Schedule schedule = Schedule::forward;
+
+Thread& self() { return *engine.current; }
+bool same_place(Site a, Site b) { return a.line == b.line && !std::strcmp(a.file, b.file); }
+
+// ---- fibers: a stack runs one thread after another, and belongs to one while it waits ----
+
+void run_threads();
+
+void leave(Context& from) {
+  ++engine.counters.switches;
+  if (ready.empty()) {
+    engine.current = nullptr;
+    return switch_context(from, host);
+  }
+  Thread& next = engine.threads[ready.take()];
+  if (next.state == State::fresh) {
+    next.stack = free_stacks[--free_count];
+    prepare(next.context, stacks.stack(next.stack), stacks.bytes(next.stack), run_threads);
+  }
+  next.state = State::running;
+  engine.stack = stacks.stack(next.stack);
+  engine.current = &next;
+  switch_context(from, next.context);
+}
+
+void end_thread();
+
+// The main function of every stack.
+void run_threads() {
+  for (;;) {
+    try {
+      engine.call.run(engine.call.arguments.get());
+    } catch (const std::exception& e) {
+      fault({}, "exception in kernel code: %s", e.what());
+    } catch (...) {
+      fault({}, "exception in kernel code");
+    }
+    const int stack = self().stack;
+    end_thread();
+    if (ready.empty() || engine.threads[ready.peek()].state != State::fresh) {
+      free_stacks[free_count++] = stack;
+      leave(abandoned);
+    }
+    Thread& next = engine.threads[ready.take()];
+    next.stack = stack;
+    next.state = State::running;
+    engine.current = &next;
+  }
+}
+
+// ---- barriers of the block ----
+
+void release_barrier(int threads) {
+  engine.barrier_result = engine.barrier_value;
+  engine.arrived = 0;
+  ++clock.epoch;
+  for (int w = 0; w * kWarp < threads; ++w) {
+    Warp& warp = engine.warps[w];
+    warp.clock = warp.full_time = 0, warp.partial = false;
+  }
+  for (int i = 0; i < threads; ++i) engine.threads[i].time = 0, engine.threads[i].state = State::ready;
+  ready.push_block(threads);
+}
+
+void end_thread() {
+  Thread& t = self();
+  if (!t.copies.empty()) fault({}, "a thread ends with a cp.async that it has not waited for");
+  if (engine.arrived) fault({engine.barrier_site}, "divergent barrier: thread %d ends while others wait", t.linear);
+  t.state = State::done;
+  ++engine.ended;
+  Warp& w = engine.warps[t.warp];
+  w.alive &= ~(1u << t.lane);
+  for (unsigned m = w.waiting; m; m &= m - 1) {
+    const Thread& waiting = engine.threads[t.warp * kWarp + __builtin_ctz(m)];
+    if (waiting.mask >> t.lane & 1)
+      fault({waiting.site}, "%s waits for lane %d, which has ended", waiting.operation->name, t.lane);
+  }
+}
+
+// ---- operations of a warp ----
+
+void combine_nothing(void* const*, unsigned) {}
+const WarpOperation warp_barrier_operation{"__syncwarp", combine_nothing};
+
+template <class Body>
+void for_lanes(const Thread& t, unsigned mask, Body body) {
+  for (; mask; mask &= mask - 1) body(engine.threads[t.warp * kWarp + __builtin_ctz(mask)]);
+}
+
+// The lanes of mask have met: what any of them did or knew, all know from now on.
+void order_lanes(const Thread& t, unsigned mask) {
+  Warp& w = engine.warps[t.warp];
+  ++w.clock;
+  if (mask == w.born) {
+    w.full_time = w.clock;
+  } else {
+    if (!w.partial) std::memset(w.known, 0, sizeof w.known);
+    w.partial = true;
+    uint32_t joined[kWarp] = {};
+    for_lanes(t, mask, [&](const Thread& lane) {
+      for (int i = 0; i < kWarp; ++i) joined[i] = std::max(joined[i], w.known[lane.lane][i]);
+    });
+    for_lanes(t, mask, [&](const Thread& lane) { joined[lane.lane] = w.clock; });
+    for_lanes(t, mask, [&](const Thread& lane) { std::memcpy(w.known[lane.lane], joined, sizeof joined); });
+  }
+  for_lanes(t, mask, [&](Thread& lane) { lane.time = w.clock; });
+}
+
+void check_mask(const Thread& t) {
+  const Warp& w = engine.warps[t.warp];
+  const char* name = t.operation->name;
+  if (!(t.mask >> t.lane & 1)) fault({t.site}, "%s: lane %d is not in its own mask %08x", name, t.lane, t.mask);
+  if (t.mask & ~w.born) fault({t.site}, "%s: mask %08x names lanes that the block does not have", name, t.mask);
+  if (t.mask & ~w.alive)
+    fault({t.site}, "%s: mask %08x names lanes that have ended, %08x", name, t.mask, t.mask & ~w.alive);
+  for_lanes(t, w.waiting & t.mask, [&](const Thread& other) {
+    const bool same = t.operation == other.operation && t.mask == other.mask;
+    if (same && (t.operation == &warp_barrier_operation || same_place(t.site, other.site))) return;
+    fault({t.site},
+          "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x, %s:%d",
+          t.lane, name, t.mask, other.lane, other.operation->name, other.mask, other.site.file, other.site.line);
+  });
+}
+
+// ---- blocks ----
+
+void begin_block(int threads) {
+  clock.block = ++clock.epoch;
+  block_order.begin_block();
+  engine.arrived = engine.ended = 0;
+  const dim3 size = engine.call.block;
+  for (int i = 0; i < threads; ++i) {
+    Thread& t = engine.threads[i];
+    const auto n = static_cast<unsigned>(i);
+    t.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
+    t.linear = i, t.lane = i % kWarp, t.warp = i / kWarp;
+    t.state = State::fresh;
+    t.time = 0, t.copy_group = 0;
+  }
+  for (int w = 0; w * kWarp < threads; ++w) {
+    Warp& warp = engine.warps[w];
+    const int lanes = std::min(kWarp, threads - w * kWarp);
+    warp.born = warp.alive = lanes == kWarp ? ~0u : (1u << lanes) - 1;
+    warp.waiting = 0;
+    warp.clock = warp.full_time = 0, warp.partial = false;
+  }
+  ready.reset(schedule);
+  ready.push_block(threads);
+}
+
+// Nobody can go on, yet somebody waits.
+void fail_deadlock(int threads) {
+  int waiting = 0;
+  const Thread *first = nullptr, *second = nullptr;
+  for (int i = 0; i < threads; ++i) {
+    const Thread& t = engine.threads[i];
+    if (t.state == State::done) continue;
+    ++waiting;
+    if (!first)
+      first = &t;
+    else if (!second && (t.state != first->state || !same_place(t.site, first->site)))
+      second = &t;
+  }
+  const auto what = [](const Thread& t) { return t.state == State::at_barrier ? "the block" : t.operation->name; };
+  if (!second) second = first;
+  fault({first->site}, "deadlock: thread %d waits for %s, thread %d for %s at %s:%d; %d threads wait", first->linear,
+        what(*first), second->linear, what(*second), second->site.file, second->site.line, waiting);
+}
+
+void run_block(int threads) {
+  begin_block(threads);
+  leave(host);
+  engine.current = nullptr;
+  if (engine.error.empty() && engine.ended < threads) fail_deadlock(threads);
+}
+
+// Forward, backward, or in a random order that visits every block once.
+uint64_t block_number(uint64_t i, uint64_t blocks, uint64_t step, uint64_t offset) {
+  if (schedule == Schedule::forward) return i;
+  if (schedule == Schedule::reverse) return blocks - 1 - i;
+  return (i * step + offset) % blocks;
+}
+uint64_t greatest_common_divisor(uint64_t a, uint64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+void run_blocks(int threads) {
+  const dim3 grid = engine.call.grid;
+  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  const uint64_t offset = ready.next_random();
+  uint64_t step = ready.next_random() % blocks + 1;
+  while (greatest_common_divisor(step, blocks) != 1) ++step;
+  for (uint64_t i = 0; i < blocks && engine.error.empty(); ++i) {
+    const uint64_t n = block_number(i, blocks, step, offset);
+    engine.block = {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
+                    static_cast<unsigned>(n / grid.x / grid.y)};
+    run_block(threads);
+  }
+}
+
+}  // namespace
+
+void set_schedule(Schedule s, uint32_t seed) {
+  std::lock_guard<std::recursive_mutex> hold(lock());
+  schedule = s;
+  ready.seed(seed);
+}
+
+void run_kernel(const KernelCall& call) {
+  const int threads = static_cast<int>(call.block.x * call.block.y * call.block.z);
+  stacks.reserve(threads);
+  free_count = 0;
+  for (int i = threads - 1; i >= 0; --i) free_stacks[free_count++] = i;
+  prepare_memory();
+  shared_memory.prepare(call.shared_bytes);
+  engine.dynamic_shared = shared_memory.dynamic();
+  engine.call = call;
+  engine.error.clear();
+  clock.launch = ++clock.epoch;
+  block_order.begin_launch();
+  ++engine.counters.launches;
+  engine.counters.threads += static_cast<uint64_t>(threads) * call.grid.x * call.grid.y * call.grid.z;
+  run_blocks(threads);
+  for (int i = 0; i < threads; ++i) engine.threads[i].copies.clear();
+  if (!engine.error.empty()) throw_fault();
+  engine.call = {};
+}
+
+void stop_kernel() { switch_context(abandoned, host); }
+
+bool on_other_stack(const void* p) {
+  const int owner = stacks.owner(p);
+  return owner >= 0 && owner != self().stack;
+}
+
+uint3 thread_index() { return self().index; }
+uint3 block_index() { return engine.block; }
+dim3 block_size() { return engine.call.block; }
+dim3 grid_size() { return engine.call.grid; }
+void* dynamic_shared() { return engine.dynamic_shared; }
+
+int block_barrier(BarrierKind kind, int predicate, Site site) {
+  Thread& t = self();
+  if (engine.ended) fault({site}, "divergent barrier: %d threads of the block have ended", engine.ended);
+  if (engine.arrived == 0) {
+    engine.barrier_kind = kind, engine.barrier_site = site;
+    engine.barrier_value = kind == BarrierKind::all;
+  } else if (kind != engine.barrier_kind || !same_place(site, engine.barrier_site)) {
+    fault({site}, "divergent barrier: others wait at %s:%d", engine.barrier_site.file, engine.barrier_site.line);
+  }
+  const int vote = predicate != 0;
+  if (kind == BarrierKind::count)
+    engine.barrier_value += vote;
+  else if (kind == BarrierKind::all)
+    engine.barrier_value &= vote;
+  else
+    engine.barrier_value |= vote;
+  t.state = State::at_barrier, t.site = site;
+  const dim3 size = engine.call.block;
+  const int threads = static_cast<int>(size.x * size.y * size.z);
+  if (++engine.arrived == threads) release_barrier(threads);
+  leave(t.context);
+  return engine.barrier_result;
+}
+
+void warp_operation(const WarpOperation& operation, unsigned mask, void* record, Site site) {
+  Thread& t = self();
+  Warp& w = engine.warps[t.warp];
+  t.operation = &operation, t.mask = mask, t.record = record, t.site = site;
+  check_mask(t);
+  w.waiting |= 1u << t.lane;
+  if ((w.waiting & mask) != mask) {
+    t.state = State::at_warp_operation;
+    return leave(t.context);
+  }
+  void* records[kWarp];
+  for_lanes(t, mask, [&](const Thread& lane) { records[lane.lane] = lane.record; });
+  operation.combine(records, mask);
+  if (&operation == &warp_barrier_operation) order_lanes(t, mask);
+  w.waiting &= ~mask;
+  // The last to arrive goes on, the others are next.
+  const unsigned others = mask & ~(1u << t.lane);
+  for_lanes(t, others, [](Thread& lane) { lane.state = State::ready; });
+  ready.push_lanes(t.warp * kWarp, others);
+}
+
+void warp_barrier(unsigned mask, Site site) { warp_operation(warp_barrier_operation, mask, nullptr, site); }
+
+void device_fence() {
+  block_order.fence();
+  maybe_yield();
+}
+
+void maybe_yield() {
+  if (!ready.random() || ready.empty()) return;
+  Thread& t = self();
+  t.state = State::ready;
+  ready.push_back(t.linear);
+  leave(t.context);
+}
+
+}  // namespace sic::simt

@@ -1,0 +1,109 @@
+// Faults: where they happened, in words.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "core/check.h"
+#include "simt/checker.h"
+
+namespace sic::simt {
+namespace {
+
+Place fault_place;
+const Thread* fault_thread = nullptr;
+
+// What addr2line says of an address in a loaded file; empty without that tool or without debug information.
+std::string symbolise(const void* address, const char* options) {
+  Dl_info info;
+  if (!dladdr(address, &info) || !info.dli_fname) return {};
+  char command[4096];
+  std::snprintf(command, sizeof command, "addr2line -C %s -e '%s' %#zx 2>/dev/null", options, info.dli_fname,
+                reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(info.dli_fbase));
+  std::string text;
+  if (FILE* pipe = popen(command, "r")) {
+    char part[512];
+    while (size_t n = std::fread(part, 1, sizeof part, pipe)) text.append(part, n);
+    pclose(pipe);
+  }
+  return text.find("??") == std::string::npos ? text : std::string();
+}
+
+std::string from_source_root(const std::string& path) {
+  const size_t root = path.rfind("/csrc");
+  return root == std::string::npos ? path : path.substr(root + 1);
+}
+
+// "a.cuh:12 in b.cu:40": the line, and the lines that it was inlined into.
+std::string lines_of(const void* pc) {
+  const std::string text = symbolise(static_cast<const char*>(pc) - 1, "-i");
+  std::string result;
+  for (size_t i = 0; i < text.size();) {
+    const size_t end = std::min(text.find('\n', i), text.size());
+    std::string line = from_source_root(text.substr(i, end - i));
+    line.erase(std::min(line.find(" (discriminator"), line.size()));
+    result += (result.empty() ? "" : " in ") + line;
+    i = end + 1;
+  }
+  return result;
+}
+
+void erase_all(std::string& text, const char* part) {
+  for (size_t at; (at = text.find(part)) != std::string::npos;) text.erase(at, std::strlen(part));
+}
+
+std::string kernel_name(const void* entry) {
+  std::string text = symbolise(entry, "-f");
+  text.erase(std::min(text.find('\n'), text.size()));
+  erase_all(text, "(anonymous namespace)::");
+  erase_all(text, "sic::gpu::");
+  text.erase(std::min(text.find('('), text.size()));
+  return text.empty() ? "kernel" : text;
+}
+
+std::string describe(const Place& place) {
+  if (place.site.file) return from_source_root(place.site.file) + ":" + std::to_string(place.site.line);
+  return place.pc ? lines_of(place.pc) : std::string();
+}
+
+std::string index_text(const char* what, uint3 i) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%s (%u,%u,%u)", what, i.x, i.y, i.z);
+  return text;
+}
+
+}  // namespace
+
+void fault(const Place& place, const char* format, ...) {
+  if (!engine.error.empty()) return;
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  engine.error = text;
+  fault_place = place;
+  fault_thread = engine.current;
+  if (!engine.current) return;
+  engine.current = nullptr;
+  stop_kernel();
+}
+
+void throw_fault() {
+  std::string message = engine.call.entry ? kernel_name(engine.call.entry) : "host code";
+  message += ": " + engine.error;
+  const std::string where = describe(fault_place);
+  if (!where.empty()) message += ", at " + where;
+  if (engine.call.entry) message += " [" + index_text("block", engine.block);
+  if (fault_thread) message += index_text(", thread", fault_thread->index);
+  if (engine.call.entry) message += "]";
+  engine.error.clear();
+  engine.call = {};
+  throw Error(message);
+}
+
+std::string launch_error(const void* entry, const char* why) { return kernel_name(entry) + ": " + why; }
+
+}  // namespace sic::simt
