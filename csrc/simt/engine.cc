@@ -43,7 +43,7 @@ void leave(Context& from) {
   next.state = State::running;
   engine.stack = stacks.stack(next.stack);
   engine.current = &next;
-  switch_context(from, next.context);
+  if (&from != &next.context) switch_context(from, next.context);
 }
 
 void end_thread();
