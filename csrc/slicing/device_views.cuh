@@ -43,7 +43,7 @@ struct IntVector {
   }
 };
 
-struct Place {
+struct alignas(16) Place {
   int64_t page_id;
   uint32_t offset;
 };
