@@ -17,6 +17,7 @@ constexpr bool kHostIsDevice = true;
 #else
 constexpr bool kHostIsDevice = false;
 #endif
+[[maybe_unused]] PyObject* just_made = nullptr;  // by output(), with nothing in it
 
 std::atomic<bool> check_devices{false};
 
@@ -128,7 +129,7 @@ TensorView from_cuda_array(const Check& check, const char* arg, const py::dict& 
 
 }  // namespace
 
-TensorView Args::operator()(const char* arg, py::handle object) {
+TensorView Args::read(const char* arg, py::handle object) {
   if (!object || object.is_none()) return {};
   const Check check(op_);
   dlpack::Tensor t;
@@ -163,7 +164,19 @@ TensorView Args::scale(const char* arg, py::handle object) {
   numbers_[used_] = object.cast<float>();
   TensorView v = view_of(&numbers_[used_++], DType::f32);
   if (kHostIsDevice) v.device = Device::cuda;
-  return v;
+  return on_device(arg, {}, v);
+}
+
+TensorView Args::on_device(const char* arg, py::handle object, const TensorView& view) {
+#if defined(SIC_SIMT)
+  const bool garbage = (object && object.ptr() == just_made) || std::string(arg) == "workspace";
+  const auto contents = garbage ? simt::Contents::garbage : simt::Contents::given;
+  just_made = nullptr;
+  offered_.emplace_back(simt::offer(arg, view, simt::Access::read_only, contents));
+#else
+  (void)arg, (void)object;
+#endif
+  return view;
 }
 
 void* Args::stream(py::handle array, int device_id) const {
@@ -206,8 +219,11 @@ py::object output(py::handle given, py::handle like, std::initializer_list<int64
   for (int64_t n : shape) dims[i++] = n;
   py::object& make = zero ? torch->zeros : torch->empty;
   const py::object& type = torch->dtypes[static_cast<int>(dtype)];
-  if (!py::isinstance(like, torch->tensor)) return make(dims, py::arg("dtype") = type);
-  return make(dims, py::arg("dtype") = type, py::arg("device") = like.attr("device"));
+  py::object made = py::isinstance(like, torch->tensor)
+                        ? make(dims, py::arg("dtype") = type, py::arg("device") = like.attr("device"))
+                        : make(dims, py::arg("dtype") = type);
+  just_made = zero ? nullptr : made.ptr();
+  return made;
 }
 
 void register_errors() {

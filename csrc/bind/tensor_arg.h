@@ -5,6 +5,11 @@
 #include <initializer_list>
 
 #include "core/check.h"
+#if defined(SIC_SIMT)
+#include <vector>
+
+#include "simt/memory.h"
+#endif
 
 namespace sic::bind {
 
@@ -15,7 +20,7 @@ namespace py = pybind11;
 class Args {
  public:
   explicit Args(const char* op) : op_(op) {}
-  TensorView operator()(const char* arg, py::handle object);
+  TensorView operator()(const char* arg, py::handle object) { return on_device(arg, object, read(arg, object)); }
   // A rank-0 or rank-1 f32 tensor, or a Python number.
   TensorView scale(const char* arg, py::handle object);
 
@@ -23,10 +28,17 @@ class Args {
   void* stream(py::handle array, int device_id) const;
 
  private:
+  TensorView read(const char* arg, py::handle object);
+  // Under the emulator, memory that kernels may touch until the call ends.
+  TensorView on_device(const char* arg, py::handle object, const TensorView& view);
+
   const char* op_;
   py::list alive_;
   float numbers_[4];
   int used_ = 0;
+#if defined(SIC_SIMT)
+  std::vector<simt::Offered> offered_;
+#endif
 };
 
 // `given`, or a new tensor on the device of `like` (an argument of the call).

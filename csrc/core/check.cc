@@ -76,12 +76,19 @@ void Check::shape(const char* arg, const TensorView& v, std::initializer_list<in
   fail(arg, describe(v), text + "]");
 }
 
+#if defined(SIC_SIMT)
+void (*Check::on_output)(const TensorView&) = nullptr;
+#endif
+
 void Check::output(const char* arg, const TensorView& v, DTypeSet types,
                    std::initializer_list<int64_t> expected) const {
   tensor(arg, v, types, expected);
   for (int i = 0; i < v.rank; ++i)
     if (v.shape[i] > 1 && v.stride[i] == 0)
       fail(arg, describe(v) + " with stride 0", "an output whose elements are distinct");
+#if defined(SIC_SIMT)
+  if (on_output) on_output(v);
+#endif
 }
 
 void Check::apart(const char* arg, const TensorView& output, std::initializer_list<const TensorView*> inputs) const {
@@ -103,6 +110,9 @@ void Check::workspace(const TensorView& workspace, int64_t bytes, int64_t alignm
   const auto address = reinterpret_cast<uintptr_t>(workspace.data);
   value(address % alignment == 0, "workspace", double(address % alignment),
         ("an address that is a multiple of " + std::to_string(alignment)).c_str());
+#if defined(SIC_SIMT)
+  if (on_output) on_output(workspace);
+#endif
 }
 
 void Check::built(bool ok, const char* kernels) const {

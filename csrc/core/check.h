@@ -51,6 +51,9 @@ class Check {
   }
   // Outputs may not alias themselves (stride 0).
   void output(const char* arg, const TensorView& v, DTypeSet types, std::initializer_list<int64_t> expected) const;
+#if defined(SIC_SIMT)
+  static void (*on_output)(const TensorView&);  // how the emulator learns what kernels may write
+#endif
   // An output in the memory of an input would be read after it is written. Interleaved strided views are taken as
   // meant.
   void apart(const char* arg, const TensorView& output, std::initializer_list<const TensorView*> inputs) const;
