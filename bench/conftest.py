@@ -19,9 +19,8 @@ import torch
 
 from sic_kernels.runtime import bench_report, measure
 from sic_kernels.slicing import benches
-from sic_kernels.slicing.cases import BENCH_SHAPES, BenchShape
+from sic_kernels.slicing.cases import BenchShape
 
-QUICK_SHAPES = (BenchShape(4096), benches.MAIN)
 SECONDS = {False: 5.0, True: 0.6}  # for one benchmark, peers included
 FEWEST = {False: 7, True: 5}  # turns
 
@@ -38,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "shape" in metafunc.fixturenames:
-        shapes = QUICK_SHAPES if metafunc.config.getoption("quick") else BENCH_SHAPES
+        family = benches.FAMILY
+        shapes = family.quick if metafunc.config.getoption("quick") else family.shapes
         metafunc.parametrize("shape", shapes, ids=lambda s: s.name, scope="module")
 
 

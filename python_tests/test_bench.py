@@ -1,14 +1,16 @@
 """The benchmarks work: every one verifies at a small size, and what they print follows from the times."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
-from sic_kernels.runtime import bench_report, measure
+from sic_kernels.runtime import bench_report, clocks, measure
 from sic_kernels.slicing import benches
 from sic_kernels.slicing.cases import BenchShape
 
@@ -96,6 +98,122 @@ def test_turns_rotate():
     measure.time_in_turns(lambda i: seen.append(("own", i)), turns, 2)
     assert seen == [("a", 1), ("b", 2), ("own", 0), ("a", 2), ("b", 0), ("own", 1), ("a", 0), ("b", 1), ("own", 2)]
     assert {name: t.calls for name, t in turns.times(skip=1).items()} == {"a": 2, "b": 2}
+
+
+class Laps:
+    """A clock that knows its seconds only in the end, like a GPU's."""
+
+    def __init__(self):
+        self.refused, self.waited = [], 0
+
+    def ready(self, function, sets):
+        return function
+
+    def lap(self, function, i):
+        return [function(i), None]
+
+    def seconds(self, laps):
+        return [1.0 + value for value, _ in laps]
+
+    def wait(self):
+        self.waited += 1
+
+
+def test_a_clock_that_answers_late():
+    clock = Laps()
+    turns = measure.Interleaved({"a": lambda i: i}, sets=4, clock=clock)
+    assert measure.rounds_for(lambda i: i, turns, 1e-9) == 7
+    assert clock.waited == 1
+    assert measure.time_in_turns(lambda i: 10 * i, turns, 2).as_dict()["best"] == 1.0  # sets 3 and 0, after set 2
+    assert turns.times(skip=1)["a"].best == 1.0
+
+
+class FakeCuda:
+    """The part of torch.cuda that a clock uses; a graph replays what was called while it was captured."""
+
+    def __init__(self, monkeypatch):
+        self.said, self.time, self.graphs = [], 0.0, []
+        cuda = self
+
+        class Graph:
+            def replay(self):
+                for i in self.calls:
+                    cuda.work(i)
+
+            def pool(self):
+                return "pool"
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = cuda.time
+
+            def elapsed_time(self, end):
+                return 1e3 * (end.at - self.at)
+
+        @contextlib.contextmanager
+        def graph(graph, pool):
+            before, cuda.said = cuda.said, []
+            yield
+            graph.calls, cuda.said = cuda.said, before
+            cuda.graphs.append(pool)
+
+        stream = types.SimpleNamespace(wait_stream=lambda other: None)
+        for name, fake in {
+            "CUDAGraph": Graph, "Event": Event, "graph": graph, "Stream": lambda device: stream,
+            "current_stream": lambda device: stream, "stream": contextlib.nullcontext, "synchronize": lambda device: None,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def work(self, i):
+        self.said.append(i)
+        self.time += 0.5 + i
+
+
+def test_the_clock_of_a_gpu_replays_graphs(monkeypatch):
+    cuda, clock = FakeCuda(monkeypatch), clocks.clock_of("cuda")
+    function = clock.ready(cuda.work, 3)
+    assert cuda.said == [0, 1, 2]  # once each before its capture
+    assert cuda.graphs == [None, "pool", "pool"]
+    turns = measure.Interleaved({}, sets=3, clock=clock)
+    times = measure.time_in_turns(function, turns, 2)
+    assert cuda.said[3:] == [0, 1, 2]
+    assert (times.best, times.calls) == (1.5, 2)
+    assert clock.refused == []
+
+
+def test_what_cannot_be_captured_is_timed_as_it_is_and_said(monkeypatch, inputs):
+    FakeCuda(monkeypatch)
+    clock = clocks.clock_of("cuda")
+
+    def reads_back(i):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    assert clock.ready(reads_back, 2) is reads_back
+    memory = measure.Memory(1 << 20)
+    memory.clock = clock
+    bench = bench_report.Bench("x", SMALL, reads_back, (), {}, None, 1)
+    one = measure.Times.of([1.0])
+    line = bench_report.row(bench, one, {"read": one, "copy": one}, memory)
+    assert line["not_captured"] == ["x"]
+    machine = measure.machine() | {"bandwidth": {"read": 1.0}}
+    assert "cannot be captured in a graph: x" in bench_report.text_table([line], machine)
+
+
+def test_heading_of_a_gpu():
+    device = {"name": "GPU", "multiprocessors": 132, "cuda": "13.0"}
+    machine = measure.machine() | {"bandwidth": {"read": 4000.0, "copy": 3900.0}, "device": device}
+    heading, _, _ = bench_report.report_parts([], machine)
+    assert heading[0].startswith("GPU, 132 multiprocessors, CUDA 13.0, torch")
+    assert "graphs" in heading[1]
+
+
+def test_inputs_do_not_depend_on_the_device(inputs):
+    again = benches.Inputs(SMALL, sets=3, device="cpu")
+    assert torch.equal(again.k_cache, inputs.k_cache)
+    assert torch.equal(again.sketch.bits, inputs.sketch.bits)
 
 
 def test_straight_line():

@@ -1,7 +1,7 @@
 """Benchmarks as data: what one is, what it must reach, and the table that its times become.
 
-A family's `benches.py` makes `Bench`es; `row` turns the times of one into a line of JSON; `report_parts` and `text_table` turn
-lines into tables. bench/ and `python -m sic_kernels bench` share all of it.
+A family's `benches.py` makes `Bench`es and says so in a `Family`; `row` turns the times of one into a line of JSON;
+`report_parts` and `text_table` turn lines into tables. bench/ and `python -m sic_kernels bench` share all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import native
+from .clocks import Function
 from .measure import DISTURBED, FAR, Interleaved, Memory, Times
+from .roofline import Work
 
 
 class Shape(Protocol):
@@ -58,13 +60,15 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """function, peers: take the number of a set.  nbytes: what the op must touch at least, once.
+    """function, peers: take the number of a set.  out: what function writes into.
+    nbytes: what the op must touch at least, once.
     unit: what `count` counts, for nanoseconds each; threads working on it are added up where `per_thread`."""
 
     name: str
     shape: Shape
-    function: Callable[[int], Any]
-    peers: dict[str, Callable[[int], Any]]
+    function: Function
+    out: tuple[Any, ...]
+    peers: dict[str, Function]
     verify: Callable[[], None]
     nbytes: int
     unit: str = ""
@@ -74,7 +78,29 @@ class Bench:
 
     def turns(self, memory: Memory, sets: int) -> Interleaved:
         """The peers in turn, a copy and a read last: they leave nothing of theirs in the cache."""
-        return Interleaved({**self.peers, "copy": memory.copy, "read": memory.read}, sets)
+        peers = {name: memory.clock.ready(peer, sets) for name, peer in self.peers.items()}
+        return Interleaved({**peers, "copy": memory.copy, "read": memory.read}, sets, memory.clock)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The benchmarks of a family.
+
+    names: of its benchmarks.  shapes: of the published table, `main` among them, `quick` some of them.
+    inputs(shape, device); build(name, inputs).  work(name, shape): what a GPU has to do, from shapes alone.
+    ratios: pairs of benchmarks (slow, fast) whose quotient is worth knowing.  peers: what the peers are, by name.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    main: Any
+    shapes: tuple[Any, ...]
+    quick: tuple[Any, ...]
+    inputs: Callable[[Any, str], Any]
+    build: Callable[[str, Any], Bench]
+    work: Callable[[str, Any], Work]
+    ratios: tuple[tuple[str, str], ...] = ()
+    peers: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 # --- results ------------------------------------------------------------------------------------------------------------
@@ -85,7 +111,8 @@ def row(bench: Bench, times: Times, turns: dict[str, Times], memory: Memory) -> 
     rate = bench.nbytes / times.median / 1e9
     read_rate, copy_rate = (memory.rate(turns[name].median) for name in ("read", "copy"))
     peers = {name: turns[name] for name in bench.peers}
-    threads = native.module().num_threads() if bench.per_thread else 1
+    threads = native.module().num_threads() if bench.per_thread and memory.device.type == "cpu" else 1
+    functions = {bench.name: bench.function, **bench.peers}
     line: dict[str, Any] = {
         "name": bench.name,
         "shape": bench.shape.name,
@@ -103,6 +130,7 @@ def row(bench: Bench, times: Times, turns: dict[str, Times], memory: Memory) -> 
         "unit": bench.unit,
         "ns": 1e9 * times.median * threads / bench.count if bench.count else None,
         "disturbed": [name for name, t in {bench.name: times, **turns}.items() if t.disturbed],
+        "not_captured": [name for name, f in functions.items() if f in memory.clock.refused],
     }
     values = [(t, t.measure(line)) for t in bench.targets]
     line["targets"] = [
@@ -130,16 +158,19 @@ COLUMNS = (
 def cells(line: dict[str, Any]) -> tuple[str, ...]:
     """A line of `row` as text, one cell for each of COLUMNS; "~" marks a time that the machine's other work disturbed."""
     seconds = line["seconds"]
-    shape = f"{line['length'] // 1024}K" + (f", B={line['B']}" if line["B"] > 1 else "")
     faster = "\n".join(f"{x:.1f}x {name}" for name, x in line["speedup"].items())
     targets = line["targets"]
     return (
-        line["name"], shape, milliseconds(seconds["median"]) + ("~" if line["disturbed"] else ""),
+        line["name"], _short_shape(line), milliseconds(seconds["median"]) + ("~" if line["disturbed"] else ""),
         f"{seconds['p99'] / seconds['median']:.2f}", f"{line['rate']:.1f}", f"{line['read_share']:.0%}",
         f"{line['copy_share']:.0%}", "" if line["ns"] is None else f"{line['ns']:.2f}", faster,
         "\n".join(t["target"] for t in targets), "\n".join(t["measured"] for t in targets),
         "\n".join("yes" if t["reached"] else "no" for t in targets),
     )  # fmt: skip
+
+
+def _short_shape(line: dict[str, Any]) -> str:
+    return f"{line['length'] // 1024}K" + (f", B={line['B']}" if line["B"] > 1 else "")
 
 
 def milliseconds(seconds: float) -> str:
@@ -161,17 +192,15 @@ def straight_line(points: list[tuple[int, float]]) -> tuple[float, float, float]
 
 Line = tuple[str, ...]
 Table = tuple[str, Line, list[Line]]  # title, header, lines
+Parts = tuple[list[str], list[Table], list[str]]  # heading, tables, notes
 
 
-def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[list[str], list[Table], list[str]]:
-    """A whole report: what the machine is, the tables (ops, cost over the share read, facts), notes."""
-    rates = (f"{name.replace('_', ' ')} {rate:.1f}" for name, rate in machine["bandwidth"].items())
-    heading = [
-        f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}, "
-        f"torch {machine['torch']}, sic_kernels {machine['sic_kernels']}",
-        f"huge pages: {_huge_pages(machine)}",
-        "GB/s at the start: " + ", ".join(rates),
-    ]
+def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any], peers: dict[str, str] | None = None) -> Parts:
+    """A whole report: what the machine is, the tables (ops, cost over the share read, facts), notes.
+
+    peers: what the peers are, by name; those that occur are explained.
+    """
+    heading = _heading(machine)
     tables: list[Table] = []
     ops = [cells(r) for r in rows if "fact" not in r and "linear" not in r]
     if ops:
@@ -195,7 +224,7 @@ def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[l
     reads = [r["read_rate"] for r in rows if "read_rate" in r]
     if reads:
         notes.append(f"a plain read ran at {min(reads):.0f} to {max(reads):.0f} GB/s in the turns of this table")
-    if machine.get("torch_asks_for_huge_pages"):
+    if machine.get("torch_asks_for_huge_pages") and not machine.get("device"):
         notes.append(
             "every tensor, the peers' too, asked for huge pages (THP_MEM_ALLOC_ENABLE=1), as SlicedKVCache does"
         )
@@ -203,7 +232,24 @@ def report_parts(rows: list[dict[str, Any]], machine: dict[str, Any]) -> tuple[l
         notes.append(
             f"~ disturbed: its times, or a peer's, spread by more than {DISTURBED:.0%} or have a median {FAR:g}x the best"
         )
+    seen = {name for r in rows for name in r.get("speedup", ())}
+    notes += [f"{name}: {about}" for name, about in (peers or {}).items() if name in seen]
+    eager = sorted({name for r in rows for name in r.get("not_captured", ())})
+    if eager:
+        notes.append(f"timed as launched, since they cannot be captured in a graph: {', '.join(eager)}")
     return heading, tables, notes
+
+
+def _heading(machine: dict[str, Any]) -> list[str]:
+    rates = (f"{name.replace('_', ' ')} {rate:.1f}" for name, rate in machine["bandwidth"].items())
+    versions = f"torch {machine['torch']}, sic_kernels {machine['sic_kernels']}"
+    measured = "GB/s at the start: " + ", ".join(rates)
+    device = machine.get("device")
+    if device:
+        what = f"{device['name']}, {device['multiprocessors']} multiprocessors, CUDA {device['cuda']}, {versions}"
+        return [what, "times by CUDA events around replays of captured graphs", measured]
+    what = f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}, {versions}"
+    return [what, f"huge pages: {_huge_pages(machine)}", measured]
 
 
 def _huge_pages(machine: dict[str, Any]) -> str:
@@ -221,10 +267,43 @@ def _linear_table(op: str, rows: list[dict[str, Any]]) -> Table:
     return f"{op}: cost over the share of the tokens read", ("read", "time", "ns per row", "GB/s", "of read"), lines
 
 
+def prediction_parts(report: dict[str, Any]) -> Parts:
+    """A prediction as a report; every heading says what it is."""
+    heading = [
+        f"PREDICTION for {report['device']['name']}, not a measurement: a roofline model of the CUDA kernels. It assumes:"
+    ]
+    heading += [f"  - {text}" for text in report["assumptions"]]
+    header = ("what", "shape", "predicted", "bytes alone", "launches", "kernels, us each")
+    lines = [_predicted_line(r) for r in report["rows"]]
+    ratios: list[Line] = [
+        (r["shape"], f"{r['slow']} / {r['fast']}", f"{r['predicted_ratio']:.1f}x") for r in report["ratios"]
+    ]
+    tables: list[Table] = [("predicted, not measured", header, lines)]
+    if ratios:
+        tables.append(("predicted ratios, not measured", ("shape", "times", "predicted"), ratios))
+    return heading, tables, []
+
+
+def _predicted_line(r: dict[str, Any]) -> Line:
+    kernels = ", ".join(f"{k['kernel']} {1e6 * k['predicted_seconds']:.1f}" for k in r["launches"])
+    return (
+        r["name"], _short_shape(r), microseconds(r["predicted_seconds"]), microseconds(r["bytes_seconds"]),
+        str(len(r["launches"])), kernels,
+    )  # fmt: skip
+
+
+def microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} us"
+
+
 def text_table(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
     """The report as plain text."""
-    heading, tables, notes = report_parts(rows, machine)
-    lines = heading
+    return as_text(report_parts(rows, machine))
+
+
+def as_text(parts: Parts) -> str:
+    heading, tables, notes = parts
+    lines = list(heading)
     for title, header, table in tables:
         lines += ["", title, *_aligned([header, *table])]
     return "\n".join([*lines, "", *notes]) + "\n"

@@ -2,7 +2,9 @@
 
 A time alone says little on a machine that others use too. So whatever is compared is called in turn, round by round
 (`Interleaved`): medians of a run share its disturbances, and their ratio is what to trust. A plain read of memory takes
-part in the turns; it measures the bandwidth of the moment, and leaves the processor's cache without the next inputs.
+part in the turns; it measures the bandwidth of the moment, and leaves the cache without the next inputs.
+
+All of it runs on a CUDA device as on the CPU: a `Clock` (clocks.py) says how a call is timed there.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from typing import Any
 import torch
 
 from .._version import __version__
+from .clocks import Clock, Function, HostClock, clock_of
 from .native import module
 
-READ_BYTES = (
-    128 << 20
-)  # of the read that takes part in the turns: above four times the last-level cache of most machines
+# Of the read that takes part in the turns: above four times the last-level cache. On CUDA it also takes longer than the
+# host needs to queue a turn.
+READ_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 # Something else was running if the middle half of the times is wider than this share of the median, ...
 DISTURBED = 0.2
 FAR = 1.5  # ... or the median is so many times the best.
@@ -61,49 +64,38 @@ class Interleaved:
     r + p + 1 and the function then gets set r, so that nothing finds the inputs of the call before it.
     """
 
-    def __init__(self, peers: dict[str, Callable[[int], Any]], sets: int) -> None:
+    def __init__(self, peers: dict[str, Function], sets: int, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or HostClock()
         self.peers, self.sets = peers, sets
-        self.seconds: dict[str, list[float]] = {name: [] for name in peers}
+        self.laps: dict[str, list[Any]] = {name: [] for name in peers}
         self.round = 0
 
     def turn(self) -> int:
         """Time every peer once; returns the set for the function that is measured."""
         for p, (name, peer) in enumerate(self.peers.items()):
-            i = (self.round + p + 1) % self.sets
-            begin = time.perf_counter()
-            peer(i)
-            self.seconds[name].append(time.perf_counter() - begin)
+            self.laps[name].append(self.clock.lap(peer, (self.round + p + 1) % self.sets))
         self.round += 1
         return (self.round - 1) % self.sets
 
     def times(self, skip: int = 0) -> dict[str, Times]:
         """Of each peer, without the first `skip` rounds."""
-        return {name: Times.of(s[skip:]) for name, s in self.seconds.items()}
+        return {name: Times.of(self.clock.seconds(laps[skip:])) for name, laps in self.laps.items()}
 
 
-def time_in_turns(
-    function: Callable[[int], Any], turns: Interleaved, rounds: int, advance: Callable[[], Any] = lambda: None
-) -> Times:
+def time_in_turns(function: Function, turns: Interleaved, rounds: int) -> Times:
     """Median and the rest of `function` over `rounds` turns, after one that does not count."""
-    seconds = []
-    for _ in range(rounds + 1):
-        i = turns.turn()
-        begin = time.perf_counter()
-        function(i)
-        seconds.append(time.perf_counter() - begin)
-        advance()
-    return Times.of(seconds[1:])
+    laps = [turns.clock.lap(function, turns.turn()) for _ in range(rounds + 1)]
+    return Times.of(turns.clock.seconds(laps[1:]))
 
 
-def rounds_for(
-    function: Callable[[int], Any], turns: Interleaved, seconds: float, low: int = 7, high: int = 100
-) -> int:
+def rounds_for(function: Function, turns: Interleaved, seconds: float, low: int = 7, high: int = 100) -> int:
     """How many turns fit into `seconds`; runs two of them, which also warms everything up."""
     begin = time.perf_counter()
     for _ in range(2):
         function(turns.turn())
-    for times in turns.seconds.values():
-        times.clear()
+    turns.clock.wait()
+    for laps in turns.laps.values():
+        laps.clear()
     return max(low, min(high, int(2 * seconds / (time.perf_counter() - begin))))
 
 
@@ -121,13 +113,16 @@ def ask_for_huge_pages() -> None:
 class Memory:
     """Reads memory as fast as torch can (the faster of a sum and a dot product), or copies half of what it reads."""
 
-    def __init__(self, nbytes: int = READ_BYTES) -> None:
-        self.data = torch.ones(nbytes // 4)
+    def __init__(self, nbytes: int | None = None, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.clock = clock_of(self.device)
+        nbytes = READ_BYTES[self.device.type] if nbytes is None else nbytes
+        self.data = torch.ones(nbytes // 4, device=self.device)
         halves = self.data.view(2, -1)
         self._target = torch.empty_like(halves[0])
         self._source = halves[0]
         ways: list[Callable[[], Any]] = [lambda: torch.dot(halves[0], halves[1]), lambda: self.data.sum()]
-        self._read = min(ways, key=lambda way: _median(way, 5))
+        self._read = min(ways, key=lambda way: self.median(lambda _: way(), 5))
 
     def read(self, _set: int = 0) -> None:
         self._read()
@@ -139,36 +134,36 @@ class Memory:
         """GB/s of a read or a copy, bytes read plus bytes written: the same number of bytes for both."""
         return self.data.nbytes / seconds / 1e9
 
+    def median(self, function: Function, calls: int) -> float:
+        """Seconds of one call, after one that does not count."""
+        laps = [self.clock.lap(function, 0) for _ in range(calls + 1)]
+        return Times.of(self.clock.seconds(laps[1:])).median
 
-def bandwidth(nbytes: int = 2 * READ_BYTES, calls: int = 15) -> dict[str, float]:
-    """GB/s of this machine now: read and copy (bytes read plus bytes written) with torch's threads, and read with one."""
-    memory, threads = Memory(nbytes), torch.get_num_threads()
-    rates = {name: memory.rate(_median(way, calls)) for name, way in (("read", memory.read), ("copy", memory.copy))}
-    try:
-        torch.set_num_threads(1)
-        rates["read_1_thread"] = memory.rate(_median(memory.read, max(3, calls // 2)))
-    finally:
-        torch.set_num_threads(threads)
+
+def bandwidth(nbytes: int | None = None, calls: int = 15, device: str | torch.device = "cpu") -> dict[str, float]:
+    """GB/s of this device now: read and copy (bytes read plus bytes written); on the CPU also a read by one thread."""
+    kind = torch.device(device).type
+    memory = Memory(2 * READ_BYTES[kind] if nbytes is None else nbytes, device)
+    rates = {
+        name: memory.rate(memory.median(way, calls)) for name, way in (("read", memory.read), ("copy", memory.copy))
+    }
+    if kind == "cpu":
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            rates["read_1_thread"] = memory.rate(memory.median(memory.read, max(3, calls // 2)))
+        finally:
+            torch.set_num_threads(threads)
     return rates
-
-
-def _median(function: Callable[[], Any], calls: int) -> float:
-    function()
-    seconds = []
-    for _ in range(calls):
-        begin = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - begin)
-    return Times.of(seconds).median
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-def machine() -> dict[str, Any]:
-    """What a measurement depends on, JSON-ready: processor, cache, memory, threads, instruction set, versions."""
+def machine(device: str | torch.device = "cpu") -> dict[str, Any]:
+    """What a measurement depends on, JSON-ready: processor, cache, memory, threads, instruction set, versions, CUDA device."""
     native = module()
-    return {
+    facts: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "last_level_cache_bytes": last_level_cache(),
@@ -184,10 +179,27 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }
+    if torch.device(device).type == "cuda":
+        facts["device"] = _cuda_device(device)
+    return facts
 
 
-def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core; 32 MiB where nobody says."""
+def _cuda_device(device: str | torch.device) -> dict[str, Any]:
+    facts = torch.cuda.get_device_properties(device)
+    return {
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "multiprocessors": facts.multi_processor_count,
+        "memory_bytes": facts.total_memory,
+        "cache_bytes": facts.L2_cache_size,
+        "cuda": torch.version.cuda,
+    }
+
+
+def last_level_cache(device: str | torch.device = "cpu") -> int:
+    """Bytes of the largest cache of a CUDA device or of the first core; 32 MiB where nobody says."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = [32 << 20] if not _caches() else []
     for text in _caches():
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)

@@ -11,42 +11,45 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from ..runtime.bench_report import Bench, Target
+from ..runtime.bench_report import Bench, Family, Target
 from ..runtime.measure import last_level_cache
 from ..testing import TOLERANCE, assert_close, assert_same_bits, generator, randn
+from . import work
 from .attend import attend
 from .attention import gather, sliced_attention
-from .cases import BenchShape
+from .bench_peers import PEERS, Peers, as_rows, index_of
+from .cases import BENCH_SHAPES, BenchShape
 from .index import calibrate, key_sketch, page_summary
 from .scoring import score_tokens, select
-from .types import Selection, SlicePolicy, SliceResult
+from .types import KeySketch, Selection, SlicePolicy, SliceResult
 
 Tensor = torch.Tensor
 
 ROTATION_BYTES = 3 << 30  # memory that the rotated sets of one shape may take, torch's own copies included
+CUDA_SETS = 4  # between two uses of one, the turns read many times the cache
 
 
 class Inputs:
     """Several sets of inputs for decoding one token, as runners hold them: pages of one pool, shuffled, and a block table each.
 
     The sets share the pool; set i is `table(i)`. `rows` are the same keys and values in order, `[B,Hkv,S,D]`, for peers that
-    cannot read pages; huge shapes have those of set 0 only.
+    cannot read pages; huge shapes have those of set 0 only. The values do not depend on the device.
     """
 
-    def __init__(self, shape: BenchShape, sets: int | None = None, seed: int = 0) -> None:
-        self.shape, gen = shape, generator(seed)
+    def __init__(self, shape: BenchShape, sets: int | None = None, seed: int = 0, device: str = "cpu") -> None:
+        self.shape, self.device, gen = shape, torch.device(device), generator(seed)
         self.sets = self._sets() if sets is None else sets
         self.M = -(-shape.length // shape.page)
         pages = self.sets * shape.B * self.M
         order = torch.randperm(pages, generator=gen).to(torch.int32)
-        self.tables = order.view(self.sets, shape.B, self.M)
-        self.seq_lens = torch.full((shape.B,), shape.length, dtype=torch.int32)
-        noise = randn(gen, (1 << 22) + 4099, dtype=shape.dtype)
+        self.tables = order.view(self.sets, shape.B, self.M).to(self.device)
+        self.seq_lens = torch.full((shape.B,), shape.length, dtype=torch.int32, device=self.device)
+        noise = randn(gen, (1 << 22) + 4099, dtype=shape.dtype).to(self.device)
         self.k_cache, self.v_cache = (self._pool(pages, noise, first) for first in (0, 4099))
         self.q = [
-            randn(gen, shape.B, 1, shape.heads * shape.group, shape.D, dtype=shape.dtype) for _ in range(self.sets)
+            randn(gen, shape.B, 1, shape.heads * shape.group, shape.D, dtype=shape.dtype).to(self.device)
+            for _ in range(self.sets)
         ]
         params = calibrate(self.k_cache[: min(pages, 64)].transpose(1, 2).reshape(-1, shape.heads, shape.D))
         lens = self.seq_lens.repeat(self.sets)
@@ -56,13 +59,14 @@ class Inputs:
 
     def _sets(self) -> int:
         """So many that twice the last-level cache is read before the least op comes back to a set, as far as memory goes."""
-        least = self.shape.attend_bytes(0.06)
-        return max(2, min(-(-2 * last_level_cache() // least), ROTATION_BYTES // (2 * self.shape.kv_bytes)))
+        wanted = -(-2 * last_level_cache(self.device) // self.shape.attend_bytes(0.06))
+        wanted = min(wanted, CUDA_SETS) if self.device.type == "cuda" else wanted
+        return max(2, min(wanted, ROTATION_BYTES // (2 * self.shape.kv_bytes)))
 
     def _pool(self, pages: int, noise: Tensor, first: int) -> Tensor:
         """Normal values, repeated with a shift: drawing gigabytes of them would take longer than the benchmarks."""
         s = self.shape
-        pool = torch.empty(pages, s.heads, s.page, s.D, dtype=s.dtype)
+        pool = torch.empty(pages, s.heads, s.page, s.D, dtype=s.dtype, device=self.device)
         for n, part in enumerate(pool.view(-1).split(1 << 22)):
             shift = (first + 17 * n) % 4099
             part.copy_(noise[shift : shift + part.numel()])
@@ -83,52 +87,13 @@ class Inputs:
     def random(self, ratio: float) -> list[Selection]:
         """For each set, floor(ratio * length) tokens chosen by normal scores: where they lie is the worst for a cache."""
         s = self.shape
-        scores = (randn(generator(1), s.B, 1, s.heads, s.length) * 256).to(torch.int16)
+        scores = (randn(generator(1), s.B, 1, s.heads, s.length) * 256).to(torch.int16).to(self.device)
         return [select(scores.roll(977 * i, -1), self.seq_lens, ratio=ratio) for i in range(self.sets)]
-
-
-# --- peers in torch -----------------------------------------------------------------------------------------------------
-
-
-def as_rows(q: Tensor, heads: int) -> Tensor:
-    """The query heads of a group as query rows: [B,1,Hq,D] -> [B,Hkv,G,D]."""
-    return q[:, 0].unflatten(1, (heads, -1))
-
-
-class Peers:
-    """Torch's ways to the same results on set i. Caches in order, which is what serves torch best."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs, self.heads = inputs, inputs.shape.heads
-
-    def p1(self, i: int) -> Tensor:
-        """Scaled dot product attention with enable_gqa."""
-        k, v = self.inputs.in_order(i)
-        return F.scaled_dot_product_attention(self.inputs.q[i].transpose(1, 2), k, v, enable_gqa=True)
-
-    def p2(self, i: int) -> Tensor:
-        """The same with the G heads of a group as query rows."""
-        return F.scaled_dot_product_attention(as_rows(self.inputs.q[i], self.heads), *self.inputs.in_order(i))
-
-    def gather(self, i: int, index: Tensor) -> tuple[Tensor, Tensor]:
-        """torch.gather of K and V at index i64[B,Hkv,K]."""
-        k, v = self.inputs.in_order(i)
-        where = index[..., None].expand(*index.shape, k.shape[-1])
-        return torch.gather(k, 2, where), torch.gather(v, 2, where)
-
-    def gather_p2(self, i: int, index: Tensor) -> Tensor:
-        """Attention over what torch.gather copied."""
-        return F.scaled_dot_product_attention(as_rows(self.inputs.q[i], self.heads), *self.gather(i, index))
-
-
-def index_of(selection: Selection) -> Tensor:
-    """i64[B,Hkv,count] of a selection whose rows all list the same number of tokens."""
-    return selection.indices[:, 0, :, : int(selection.counts.min())].long()
 
 
 # --- the benchmarks ------------------------------------------------------------------------------------------------------
 
-SPEED = {  # the targets of the main shape
+SPEED = {  # the targets of the main shape on the CPU
     "attend 12 %": (Target("speedup", 13, "P1"), Target("speedup", 7, "P2")),
     "attend 6 %": (Target("speedup", 18, "P1"), Target("speedup", 10, "P2")),
     "dense": (Target("speedup", 3, "P1"), Target("speedup", 1.8, "P2")),
@@ -138,16 +103,29 @@ SPEED = {  # the targets of the main shape
     "gather": (Target("speedup", 5, "torch.gather"),),
 }
 MAIN = BenchShape(32768)
+QUICK_SHAPES = (BenchShape(4096), MAIN)
 
 
 def _close(got: Tensor, want: Tensor, what: str) -> None:
     limit = TOLERANCE[got.dtype]
-    assert_close(got, want, atol=limit.atol, rtol=limit.rtol, what=what)
+    assert_close(got.cpu(), want.cpu(), atol=limit.atol, rtol=limit.rtol, what=what)
 
 
-def _small(shape: BenchShape) -> Inputs:
-    """The same op on inputs small enough for the float64 definition; the length is no multiple of the page."""
-    return Inputs(dataclasses.replace(shape, length=333, B=min(shape.B, 2)), sets=2)
+def _same(got: Tensor, want: Tensor, what: str) -> None:
+    assert_same_bits(got.cpu(), want.cpu(), what)
+
+
+def _small(inputs: Inputs) -> tuple[tuple[Inputs, str | None], tuple[Inputs, str | None]]:
+    """The same inputs twice, with the backend to run each: on the device, and for the definition on the CPU.
+
+    Small enough for float64; the length is no multiple of the page.
+    """
+    shape = dataclasses.replace(inputs.shape, length=333, B=min(inputs.shape.B, 2))
+    return (Inputs(shape, sets=2, device=str(inputs.device)), None), (Inputs(shape, sets=2), "ref")
+
+
+def _percent(name: str, ratio: float) -> str:
+    return f"{name} {ratio:.0%}".replace("%", " %")
 
 
 def _attend(inputs: Inputs, ratio: float) -> Bench:
@@ -155,21 +133,21 @@ def _attend(inputs: Inputs, ratio: float) -> Bench:
     policy = SlicePolicy(ratio=ratio)
     first = [attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy) for i in range(inputs.sets)]
     out, chosen = outputs_of(first[0]), [index_of(r.selection) for r in first if r.selection is not None]
+    indices = out[2].clone()
 
     def verify() -> None:
-        small = _small(s)
-        got, want = (attend(small.q[1], *_with_sketch(small, 1), policy=policy, backend=b) for b in ("cpu", "ref"))
+        got, want = (attend(x.q[1], *_with_sketch(x, 1), policy=policy, backend=b) for x, b in _small(inputs))
         _close(got.out, want.out, "attend: out")
         for a, b, what in zip(outputs_of(got)[2:4], outputs_of(want)[2:4], ("indices", "counts")):
-            assert_same_bits(a, b, f"attend: {what}")
+            _same(a, b, f"attend: {what}")
         full = attend(inputs.q[0], *_with_sketch(inputs, 0), policy=policy)
         _close(as_rows(full.out, s.heads), peers.gather_p2(0, chosen[0]), "attend: out at full length")
-        assert_same_bits(outputs_of(full)[2], outputs_of(first[0])[2], "attend: indices of a second run")
+        _same(outputs_of(full)[2], indices, "attend: indices of a second run")
 
     return Bench(
-        f"attend {ratio:.0%}".replace("%", " %"), s,
-        lambda i: attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy, out=out),
-        {"P1": peers.p1, "P2": peers.p2, "gather+SDPA": lambda i: peers.gather_p2(i, chosen[i])},
+        _percent("attend", ratio), s,
+        lambda i: attend(inputs.q[i], *_with_sketch(inputs, i), policy=policy, out=out), out,
+        {**peers.dense(), "gather+SDPA": lambda i: peers.gather_p2(i, chosen[i])},
         verify, s.attend_bytes(ratio),
     )  # fmt: skip
 
@@ -188,14 +166,14 @@ def _attend_pages(inputs: Inputs, ratio: float = 0.12) -> Bench:
     out = outputs_of(run(inputs, 0, summary))
 
     def verify() -> None:
-        small = _small(s)
-        got, want = (run(small, 1, summary_of(small), backend=b) for b in ("cpu", "ref"))
+        got, want = (run(x, 1, summary_of(x), backend=b) for x, b in _small(inputs))
         _close(got.out, want.out, "attend pages: out")
-        assert_same_bits(outputs_of(got)[2], outputs_of(want)[2], "attend pages: indices")
+        _same(outputs_of(got)[2], outputs_of(want)[2], "attend pages: indices")
 
-    pages = int(out[3].sum())
-    moved = s.B * inputs.M * s.heads * 2 * s.D * summary.element_size() + pages * s.page * s.kv_bytes // s.rows
-    return Bench("attend pages 12 %", s, lambda i: run(inputs, i, summary, out=out), {}, verify, moved)
+    return Bench(
+        "attend pages 12 %", s, lambda i: run(inputs, i, summary, out=out), out, {}, verify,
+        work.of(work.attend_pages(s, ratio)).nbytes,
+    )  # fmt: skip
 
 
 def outputs_of(result: SliceResult) -> tuple[Tensor, ...]:
@@ -214,52 +192,50 @@ def _dense(inputs: Inputs) -> Bench:
     out = sliced_attention(inputs.q[0], *inputs.cache(0))
 
     def verify() -> None:
-        small = _small(s)
-        got, want = (sliced_attention(small.q[1], *small.cache(1), backend=b) for b in ("cpu", "ref"))
+        got, want = (sliced_attention(x.q[1], *x.cache(1), backend=b) for x, b in _small(inputs))
         _close(got[0], want[0], "dense: out")
         full = sliced_attention(inputs.q[0], *inputs.cache(0))[0]
         _close(as_rows(full, s.heads), peers.p2(0), "dense: out at full length")
 
     return Bench(
-        "dense", s, lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), out=out),
-        {"P1": peers.p1, "P2": peers.p2}, verify, s.kv_bytes, "ns per row", s.rows,
+        "dense", s, lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), out=out), out,
+        peers.dense(), verify, work.of(work.dense(s)).nbytes, "ns per row", s.rows,
     )  # fmt: skip
 
 
 def _sliced(inputs: Inputs, ratio: float) -> Bench:
     s, peers, chosen = inputs.shape, Peers(inputs), inputs.random(ratio)
+    indices = [index_of(c) for c in chosen]
     out = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])
 
     def verify() -> None:
-        small = _small(s)
-        some = small.random(ratio)[1]
-        got, want = (sliced_attention(small.q[1], *small.cache(1), some, backend=b) for b in ("cpu", "ref"))
+        some = [(x, x.random(ratio)[1], b) for x, b in _small(inputs)]
+        got, want = (sliced_attention(x.q[1], *x.cache(1), c, backend=b) for x, c, b in some)
         _close(got[0], want[0], "sliced_attention: out")
         full = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])[0]
-        _close(as_rows(full, s.heads), peers.gather_p2(0, index_of(chosen[0])), "sliced_attention: out at full length")
+        _close(as_rows(full, s.heads), peers.gather_p2(0, indices[0]), "sliced_attention: out at full length")
 
-    rows = int(chosen[0].counts.sum())
     return Bench(
-        f"sliced {ratio:.0%}".replace("%", " %"), s,
-        lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), chosen[i], out=out),
-        {"gather+SDPA": lambda i: peers.gather_p2(i, index_of(chosen[i]))},
-        verify, rows * s.kv_bytes // s.rows, "ns per row", rows,
+        _percent("sliced", ratio), s, lambda i: sliced_attention(inputs.q[i], *inputs.cache(i), chosen[i], out=out), out,
+        {"gather+SDPA": lambda i: peers.gather_p2(i, indices[i])},
+        verify, work.of(work.sliced(s, ratio)).nbytes, "ns per row", s.B * s.heads * work.listed_tokens(s, ratio),
     )  # fmt: skip
 
 
 def _score(inputs: Inputs) -> Bench:
     s = inputs.shape
-    out = score_tokens(inputs.q[0], inputs.sketch, inputs.tables[0], inputs.seq_lens)
+
+    def run(x: Inputs, i: int, **options: Any) -> Tensor:
+        return score_tokens(x.q[i], x.sketch, x.tables[i], x.seq_lens, **options)
 
     def verify() -> None:
-        small = _small(s)
-        args = (small.q[1], small.sketch, small.tables[1], small.seq_lens)
-        assert_same_bits(score_tokens(*args, backend="cpu"), score_tokens(*args, backend="ref"), "score_tokens")
+        got, want = (run(x, 1, backend=b) for x, b in _small(inputs))
+        _same(got, want, "score_tokens")
 
+    out = run(inputs, 0)
     return Bench(
-        "score_tokens", s,
-        lambda i: score_tokens(inputs.q[i], inputs.sketch, inputs.tables[i], inputs.seq_lens, out=out), {},
-        verify, s.sketch_bytes(1), "ns per token, query head and thread", s.rows * s.group, per_thread=True,
+        "score_tokens", s, lambda i: run(inputs, i, out=out), (out,), {}, verify, work.of(work.score_tokens(s)).nbytes,
+        "ns per token, query head and thread", s.rows * s.group, per_thread=True,
     )  # fmt: skip
 
 
@@ -267,54 +243,54 @@ def _key_sketch(inputs: Inputs) -> Bench:
     """A full rebuild; a decode step appends one token a sequence instead."""
     s, sketch = inputs.shape, inputs.sketch
 
+    def run(x: Inputs, i: int, **options: Any) -> KeySketch:
+        return key_sketch(x.k_cache, x.tables[i], x.seq_lens, x.sketch.params, **options)
+
     def verify() -> None:
-        small = _small(s)
-        args = (small.k_cache, small.tables[1], small.seq_lens, sketch.params)
-        got, want = (key_sketch(*args, backend=b) for b in ("cpu", "ref"))
-        assert_same_bits(got.bits, want.bits, "key_sketch: bits")
-        assert_same_bits(got.norm, want.norm, "key_sketch: norm")
+        got, want = (run(x, 1, backend=b) for x, b in _small(inputs))
+        _same(got.bits, want.bits, "key_sketch: bits")
+        _same(got.norm, want.norm, "key_sketch: norm")
 
     return Bench(
-        "key_sketch", s,
-        lambda i: key_sketch(inputs.k_cache, inputs.tables[i], inputs.seq_lens, sketch.params, out=sketch), {},
-        verify, s.kv_bytes // 2 + s.sketch_bytes(2), "ns per row", s.rows,
+        "key_sketch", s, lambda i: run(inputs, i, out=sketch), (sketch.bits, sketch.norm), {}, verify,
+        work.of(work.key_sketch(s)).nbytes, "ns per row", s.rows,
     )  # fmt: skip
 
 
 def _select(inputs: Inputs) -> Bench:
-    s = inputs.shape
+    s, ratio = inputs.shape, 0.12
     scores = [score_tokens(inputs.q[i], inputs.sketch, inputs.tables[i], inputs.seq_lens) for i in range(inputs.sets)]
-    policy = SlicePolicy(ratio=0.12)
-    chosen = select(scores[0], inputs.seq_lens, ratio=policy.ratio)
+    chosen = select(scores[0], inputs.seq_lens, ratio=ratio)
     budget = chosen.indices.shape[-1]
 
     def verify() -> None:
-        wanted = select(scores[0], inputs.seq_lens, ratio=policy.ratio, backend="ref")
-        assert_same_bits(chosen.indices, wanted.indices, "select: indices")
-        assert_same_bits(chosen.counts, wanted.counts, "select: counts")
+        wanted = select(scores[0].cpu(), inputs.seq_lens.cpu(), ratio=ratio, backend="ref")
+        got = select(scores[0], inputs.seq_lens, ratio=ratio)
+        _same(got.indices, wanted.indices, "select: indices")
+        _same(got.counts, wanted.counts, "select: counts")
 
-    verify()
     out = (chosen.indices, chosen.counts)
     return Bench(
-        "select", s, lambda i: select(scores[i], inputs.seq_lens, ratio=policy.ratio, out=out),
+        "select", s, lambda i: select(scores[i], inputs.seq_lens, ratio=ratio, out=out), out,
         {"torch.topk": lambda i: torch.topk(scores[i], budget, sorted=False)},
-        verify, scores[0].nbytes + chosen.indices.nbytes, "ns per score", scores[0].numel(),
+        verify, work.of(work.select(s, ratio)).nbytes, "ns per score", scores[0].numel(),
     )  # fmt: skip
 
 
 def _gather(inputs: Inputs) -> Bench:
     s, peers, chosen = inputs.shape, Peers(inputs), inputs.random(0.12)
+    indices = [index_of(c) for c in chosen]
     out = gather(*inputs.cache(0), chosen[0])
 
     def verify() -> None:
         got = gather(*inputs.cache(0), chosen[0])
-        for a, b, what in zip(got, peers.gather(0, index_of(chosen[0])), "kv"):
-            assert_same_bits(a, b.reshape(a.shape), f"gather: {what}")
+        for a, b, what in zip(got, peers.gather(0, indices[0]), "kv"):
+            _same(a, b.reshape(a.shape), f"gather: {what}")
 
     return Bench(
-        "gather", s, lambda i: gather(*inputs.cache(i), chosen[i], out=out),
-        {"torch.gather": lambda i: peers.gather(i, index_of(chosen[i]))},
-        verify, 2 * (out[0].nbytes + out[1].nbytes), "ns per row", out[0].shape[0],
+        "gather", s, lambda i: gather(*inputs.cache(i), chosen[i], out=out), out,
+        {"torch.gather": lambda i: peers.gather(i, indices[i])},
+        verify, work.of(work.gather(s)).nbytes, "ns per row", out[0].shape[0],
     )  # fmt: skip
 
 
@@ -335,7 +311,8 @@ NAMES = tuple(_BUILDERS)
 def build(name: str, inputs: Inputs) -> Bench:
     """The benchmark of that name (`NAMES`) on some inputs, with its targets where the shape is the main one."""
     bench = _BUILDERS[name](inputs)
-    return dataclasses.replace(bench, targets=SPEED.get(name, ()) if inputs.shape == MAIN else ())
+    aimed = inputs.shape == MAIN and inputs.device.type == "cpu"
+    return dataclasses.replace(bench, targets=SPEED.get(name, ()) if aimed else ())
 
 
 def at_ratio(op: str, ratio: float, inputs: Inputs) -> Bench:
@@ -344,3 +321,9 @@ def at_ratio(op: str, ratio: float, inputs: Inputs) -> Bench:
     return dataclasses.replace(
         bench, peers={}, unit="ns per row", count=int(ratio * inputs.shape.length) * inputs.shape.B * inputs.shape.heads
     )
+
+
+FAMILY = Family(
+    "slicing", NAMES, MAIN, BENCH_SHAPES, QUICK_SHAPES, lambda shape, device: Inputs(shape, device=device), build, work.work,
+    ratios=tuple(("dense", name) for name in ("attend 12 %", "attend 6 %", "attend pages 12 %")), peers=PEERS,
+)  # fmt: skip

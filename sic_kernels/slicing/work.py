@@ -1,0 +1,173 @@
+"""What each benchmark of this family has to move, and the launches of its CUDA kernels, from shapes alone.
+
+The bytes are those that the benchmarks state; the launches follow the launchers in csrc/slicing. Both are for decoding one
+token on a cache in pages of a multiple of 16 with a head size that is a multiple of 32, as `BenchShape` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from ..runtime.roofline import Launch, Work
+from .cases import BenchShape
+from .types import SlicePolicy
+
+SPLIT = 1024  # tokens of a part of a list, and ...
+BUSY_BLOCKS = 512  # ... blocks with which lists are not split (attention_cuda.cu)
+FEW_ROWS, LONG_ROW = 2 * 132, 16384  # rows of scores that one block does not select from alone (select_cuda.cu)
+SCAN_BLOCKS = 4 * 132  # that a scan aims at (scan_mma_cuda.cu)
+SCAN_CLOCKS = {1: 1.3, 2: 2.0}  # of a multiprocessor for a token and KV head, by planes, at D = 128 and G = 4
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def listed_tokens(s: BenchShape, ratio: float) -> int:
+    """Tokens of a (sequence, KV head) that a selection lists."""
+    policy = SlicePolicy(ratio=ratio)
+    return min(s.length, max(math.floor(ratio * s.length), policy.sink + policy.recent))
+
+
+def listed_pages(s: BenchShape, ratio: float) -> int:
+    policy, pages = SlicePolicy(ratio=ratio), ceil_div(s.length, s.page)
+    recent = pages - (s.length - policy.recent) // s.page
+    forced = ceil_div(policy.sink, s.page) + recent
+    return min(pages, max(1, math.floor(ratio * s.length) // s.page, forced))
+
+
+def row_bytes(s: BenchShape) -> int:
+    """K and V of a token and head."""
+    return s.kv_bytes // s.rows
+
+
+# --- launches -----------------------------------------------------------------------------------------------------------
+
+
+def attention(s: BenchShape, tokens: int, nbytes: int) -> Iterator[Launch]:
+    """attention_cuda.cu on lists of so many tokens, on tensor cores; nbytes: of K and V."""
+    splits, blocks = ceil_div(tokens, SPLIT), s.B * s.heads * ceil_div(s.group, 8)
+    if splits == 1 or blocks >= BUSY_BLOCKS:
+        yield Launch("attention_mma", nbytes, blocks=blocks)
+        return
+    heads = s.B * s.heads * s.group
+    partials = heads * splits * (s.D + 2) * 4
+    yield Launch("attention_mma", nbytes, partials, blocks * splits)
+    yield Launch("attention_merge", 0, partials, heads)
+
+
+def scan(s: BenchShape, planes: int) -> Iterator[Launch]:
+    """scan_cuda.cu: integer queries, then scores of every head by each plane."""
+    columns = 8 * ceil_div(s.group, 8)
+    units, scores = s.B * s.heads, s.rows * s.group * 2 * planes
+    chunk = min(4096, max(512, 256 * ceil_div(s.length * units // SCAN_BLOCKS, 256)))
+    clocks = s.rows * SCAN_CLOCKS[planes] * s.D / 128
+    yield Launch("scan_prepare", 0, units * s.group * s.D * 2, ceil_div(units * columns, 8))
+    yield Launch("scan_mma", s.sketch_bytes(planes), scores, units * ceil_div(s.length, chunk), clocks)
+
+
+def join(s: BenchShape, *kernels: str) -> Iterator[Launch]:
+    """join_cuda.cu: each kernel goes over the scores of all heads of a group."""
+    blocks = s.B * s.heads * ceil_div(s.length, 2048)
+    for kernel in kernels:
+        written = s.rows * 2 if kernel == "join_write" else 0
+        yield Launch(kernel, 0, s.rows * s.group * 2 + written, blocks)
+
+
+def selecting(s: BenchShape, count: int, width: int, item: int, first: bool) -> Iterator[Launch]:
+    """select_cuda.cu: `count` of `width` scores of `item` bytes a row. first: the scores have not been read before."""
+    rows = s.B * s.heads
+    scores, indices = rows * width * item, rows * count * 4
+    new, old = (scores, 0) if first else (0, scores)
+    if rows >= FEW_ROWS or width <= LONG_ROW:
+        passes = item + 2  # a digit each, what lies above and at the cut, writing
+        yield Launch("select_rows", new + (indices if first else 0), old + (passes - 1) * scores, rows)
+        return
+    slots = ceil_div(width * item, 16)
+    blocks = rows * ceil_div(slots, (slots * rows // (2 * FEW_ROWS) // 256 + 1) * 256)
+    yield Launch("memset", 0, rows * item * 256 * 4)
+    for digit in range(item):
+        yield Launch("select_digit", *((0, scores) if digit else (new, old)), blocks)
+    yield Launch("select_count", 0, scores, blocks)
+    yield Launch("select_write", indices if first else 0, scores, blocks)
+
+
+# --- the benchmarks -----------------------------------------------------------------------------------------------------
+
+
+def dense(s: BenchShape) -> Iterator[Launch]:
+    yield from attention(s, s.length, s.kv_bytes)
+
+
+def sliced(s: BenchShape, ratio: float) -> Iterator[Launch]:
+    tokens = listed_tokens(s, ratio)
+    yield from attention(s, tokens, s.B * s.heads * tokens * row_bytes(s))
+
+
+def score_tokens(s: BenchShape) -> Iterator[Launch]:
+    yield from scan(s, 1)
+    yield from join(s, "join_write")
+
+
+def select(s: BenchShape, ratio: float = 0.12) -> Iterator[Launch]:
+    yield from selecting(s, listed_tokens(s, ratio), s.page * ceil_div(s.length, s.page), 2, True)
+
+
+def gather(s: BenchShape, ratio: float = 0.12) -> Iterator[Launch]:
+    lists, tokens = s.B * s.heads, listed_tokens(s, ratio)
+    if lists > 1024:
+        yield Launch("list_totals_kernel", 0, lists * 4, ceil_div(lists, 1024))
+    yield Launch("list_starts_kernel", 0, lists * 4, ceil_div(lists, 1024))
+    yield Launch("gather_rows_kernel", 2 * lists * tokens * row_bytes(s), lists * tokens * 4,
+                 lists * min(64, ceil_div(tokens, 64)))  # fmt: skip
+
+
+def key_sketch(s: BenchShape) -> Iterator[Launch]:
+    blocks = s.B * s.heads * min(64, ceil_div(s.length, 128))
+    yield Launch("key_sketch_kernel", s.kv_bytes // 2 + s.sketch_bytes(2), blocks=blocks)
+
+
+def attend(s: BenchShape, ratio: float) -> Iterator[Launch]:
+    """attend_cuda.cu with a key sketch: plane 0 makes a shortlist, both planes rank it, the best are read."""
+    policy, tokens = SlicePolicy(ratio=ratio), listed_tokens(s, ratio)
+    width = s.page * ceil_div(s.length, s.page)
+    yield from scan(s, 2)
+    yield from join(s, "join_write")
+    yield from selecting(s, listed_tokens(s, max(ratio, policy.candidates)), width, 2, False)
+    yield from join(s, "join_tops", "join_weights", "join_write")
+    yield from selecting(s, tokens, width, 2, False)
+    yield from attention(s, tokens, s.attend_bytes(ratio) - s.sketch_bytes(2))
+
+
+def attend_pages(s: BenchShape, ratio: float = 0.12) -> Iterator[Launch]:
+    """attend_cuda.cu with a page summary."""
+    lists, pages, listed = s.B * s.heads, ceil_div(s.length, s.page), listed_pages(s, ratio)
+    scores = lists * s.group * pages * 4
+    summary = lists * pages * row_bytes(s)
+    yield Launch("score_pages_kernel", summary, scores, lists * min(64, ceil_div(pages, 64)))
+    yield Launch("join_pages_kernel", 0, scores + lists * pages * 4, lists * ceil_div(pages, 256))
+    yield from selecting(s, listed, pages, 4, False)
+    yield from attention(s, listed * s.page, lists * listed * s.page * row_bytes(s))
+
+
+_WORK: dict[str, Callable[[BenchShape], Iterator[Launch]]] = {
+    "attend 12 %": lambda s: attend(s, 0.12),
+    "attend 6 %": lambda s: attend(s, 0.06),
+    "attend pages 12 %": attend_pages,
+    "dense": dense,
+    "sliced 12 %": lambda s: sliced(s, 0.12),
+    "score_tokens": score_tokens,
+    "select": select,
+    "gather": gather,
+    "key_sketch": key_sketch,
+}
+
+
+def work(name: str, shape: BenchShape) -> Work:
+    """Of the benchmark of that name (`benches.NAMES`)."""
+    return of(_WORK[name](shape))
+
+
+def of(launches: Iterator[Launch]) -> Work:
+    return Work(tuple(launches))
