@@ -43,7 +43,8 @@ __device__ __forceinline__ int group_size(int D, int j) {
   return n < 0 ? 0 : n < kGroup ? n : kGroup;
 }
 
-// The first n elements at p. wide: p is aligned to min(16, 8 * sizeof(T)) bytes.
+// The first n elements at p. wide: p is aligned to min(16, 8 * sizeof(T)) bytes. Rows may be overwritten in place, so
+// the loads are ordinary ones.
 template <class T>
 __device__ __forceinline__ Group<T> load_group(const T* p, int n, bool wide) {
   Group<T> g = {};
@@ -54,7 +55,7 @@ __device__ __forceinline__ Group<T> load_group(const T* p, int n, bool wide) {
     } else {
 #pragma unroll
       for (int i = 0; i < Group<T>::kWords; i += 4) {
-        const uint4 v = load_cached16(reinterpret_cast<const uint32_t*>(p) + i);
+        const uint4 v = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint32_t*>(p) + i);
         g.word[i] = v.x, g.word[i + 1] = v.y, g.word[i + 2] = v.z, g.word[i + 3] = v.w;
       }
     }

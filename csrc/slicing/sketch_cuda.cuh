@@ -331,7 +331,8 @@ __device__ __forceinline__ IntegerQuery<R> integer_query(const SketchRow<R, Unif
     uint32_t word[2] = {};
 #pragma unroll
     for (int c = 0; c < kGroup; ++c) {
-      const int level = usable ? __float2int_rn(mul_rn(x[r][c], inverse)) : 0;
+      // A query so small that 31 / top overflows scores nothing.
+      const int level = usable && inverse < INFINITY ? __float2int_rn(mul_rn(x[r][c], inverse)) : 0;
       word[c / 4] |= (static_cast<uint32_t>(level) & 0xff) << (c % 4 * 8);
     }
     q.packed[r] = make_uint2(word[0], word[1]);
