@@ -10,7 +10,7 @@ namespace sic::simt {
 void note_atomic(void* p, size_t bytes, Site site);
 
 template <class T, class Update>
-T update_atomically(T* p, Site site, Update update) {
+__forceinline__ T update_atomically(T* p, Site site, Update update) {
   note_atomic(p, sizeof(T), site);
   T old;
   copy_registers(&old, p, sizeof old);
@@ -29,7 +29,7 @@ struct Plain {
 
 #define SIC_SIMT_ATOMIC(name, expression)                                                                   \
   template <class T>                                                                                        \
-  T name(T* p, typename ::sic::simt::Plain<T>::type value, SIC_SIMT_SITE) {                                 \
+  __forceinline__ T name(T* p, typename ::sic::simt::Plain<T>::type value, SIC_SIMT_SITE) {                 \
     return ::sic::simt::update_atomically(p, site, [&](T old) -> T { return static_cast<T>(expression); }); \
   }
 SIC_SIMT_ATOMIC(atomicAdd, old + value)
@@ -45,8 +45,8 @@ SIC_SIMT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef SIC_SIMT_ATOMIC
 
 template <class T>
-T atomicCAS(T* p, typename ::sic::simt::Plain<T>::type expected, typename ::sic::simt::Plain<T>::type value,
-            SIC_SIMT_SITE) {
+__forceinline__ T atomicCAS(T* p, typename ::sic::simt::Plain<T>::type expected,
+                            typename ::sic::simt::Plain<T>::type value, SIC_SIMT_SITE) {
   return ::sic::simt::update_atomically(p, site, [&](T old) { return old == expected ? value : old; });
 }
 

@@ -1,144 +1,127 @@
-// Accesses on their way to the checks: hooks, atomics, asynchronous copies.
 #include "simt/checker.h"
 
-#include <link.h>
-#include <sys/mman.h>
+#include <algorithm>
 
-#include <cstdlib>
-#include <cstring>
-#include <new>
+#include "simt/ranges.h"
+#include "simt/shadow.h"
 
 namespace sic::simt {
-
-SharedMemory shared_memory;
-
-std::recursive_mutex& lock() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
-
 namespace {
 
-// Anchors: a variable of this module's thread-local segment, and one of its code.
-thread_local char thread_anchor = 0;
+ShadowMap shadow;
 
-struct Module {
-  size_t anchor_offset = 0, thread_bytes = 0;  // in the thread-local segment
-  std::vector<std::pair<uintptr_t, uintptr_t>> segments;
-};
-
-int find_module(dl_phdr_info* info, size_t, void* out) {
-  const auto code = reinterpret_cast<uintptr_t>(&find_module);
-  auto& m = *static_cast<Module*>(out);
-  bool mine = false;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& h = info->dlpi_phdr[i];
-    const uintptr_t begin = info->dlpi_addr + h.p_vaddr;
-    mine |= h.p_type == PT_LOAD && code >= begin && code < begin + h.p_memsz;
-  }
-  if (!mine) return 0;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& h = info->dlpi_phdr[i];
-    const uintptr_t begin = info->dlpi_addr + h.p_vaddr;
-    if (h.p_type == PT_LOAD) m.segments.emplace_back(begin, begin + h.p_memsz);
-    if (h.p_type != PT_TLS) continue;
-    m.thread_bytes = h.p_memsz;
-    m.anchor_offset = static_cast<size_t>(&thread_anchor - static_cast<char*>(info->dlpi_tls_data));
-  }
-  return 1;
+const char* verb(AccessKind kind) {
+  return kind == AccessKind::write ? "write" : kind == AccessKind::atomic ? "atomic" : "read";
 }
 
-const Module& module() {
-  static const Module known = [] {
-    thread_anchor = 1;  // the segment of a thread exists once it has been touched
-    Module m;
-    dl_iterate_phdr(find_module, &m);
-    return m;
-  }();
-  return known;
+const char* text(Violation violation) {
+  switch (violation) {
+    case Violation::none:
+      break;
+    case Violation::read_after_write:
+      return "read after write";
+    case Violation::write_after_write:
+      return "write after write";
+    case Violation::write_after_read:
+      return "write after read";
+    case Violation::never_written:
+      return "read of what was never written";
+    case Violation::in_flight:
+      return "access to the target of a cp.async before its wait";
+    case Violation::stale_cache:
+      return "cached read (ld.global.nc) of what the same launch writes";
+  }
+  return "";
+}
+
+void fault_conflict(const Conflict& c, const char* where, size_t offset, const Place& place) {
+  const char* what = text(c.violation);
+  if (c.violation == Violation::never_written) return fault(place, "%s: %s, byte %zu", what, where, offset);
+  const char* race =
+      c.violation <= Violation::write_after_read ? c.other_block ? "race between blocks: " : "race: " : "";
+  const char* block = c.other_block ? " of another block" : "";
+  fault(place, "%s%s: %s, byte %zu, with thread %d%s", race, what, where, offset, c.thread, block);
+}
+
+void check_shared(size_t offset, size_t n, AccessKind kind, const Place& place) {
+  const Conflict c = visit(shared_memory.cells(), offset, n, kind, clock.block, clock.block);
+  if (c.violation == Violation::none) return;
+  const bool dynamic = c.offset < kMaxSharedBytes;
+  fault_conflict(c, dynamic ? "dynamic shared memory" : "shared memory",
+                 dynamic ? c.offset : c.offset - kMaxSharedBytes, place);
+}
+
+void check_range(const Range& r, uintptr_t a, size_t n, AccessKind kind, const Place& place) {
+  if (writes(kind) && !r.writable) return fault(place, "%s to read-only %s", verb(kind), r.name.c_str());
+  if (!r.shadowed) return;
+  shadow.for_pages(a, n, [&](const Cells& cells, size_t offset, size_t part) {
+    const Conflict c = visit(cells, offset, part, kind, clock.launch, r.garbage ? r.since : 0);
+    if (c.violation == Violation::none) return true;
+    fault_conflict(c, r.name.c_str(), a + (c.offset - offset) - r.begin, place);
+    return false;
+  });
+}
+
+void fault_outside(uintptr_t a, size_t n, AccessKind kind, const Place& place) {
+  if (shared_memory.past_dynamic(a))
+    return fault(place, "%s of %zu bytes out of bounds: past the end of dynamic shared memory", verb(kind), n);
+  if (on_other_stack(reinterpret_cast<const void*>(a)))
+    return fault(place, "%s of %zu bytes in another thread's local memory", verb(kind), n);
+  const Range* r = ranges.nearest(a, n);
+  if (!r) return fault(place, "%s of %zu bytes out of bounds: outside of every buffer", verb(kind), n);
+  const char* name = r->name.c_str();
+  if (a + n > r->end)
+    fault(place, "%s of %zu bytes out of bounds: ends %zu bytes past the end of %s", verb(kind), n,
+          static_cast<size_t>(a + n - r->end), name);
+  else if (a < r->begin)
+    fault(place, "%s of %zu bytes out of bounds: %zu bytes before %s", verb(kind), n, static_cast<size_t>(r->begin - a),
+          name);
+  else
+    fault(place, "%s of %zu bytes out of bounds: between the rows of %s, byte %zu", verb(kind), n, name,
+          static_cast<size_t>(a - r->begin));
 }
 
 }  // namespace
 
-void SharedMemory::prepare(size_t dynamic_bytes) {
-  const Module& m = module();
-  if (!cells) {
-    const size_t bytes = (kMaxSharedBytes + m.thread_bytes) * sizeof(Cell);
-    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    void* block = std::aligned_alloc(4096, kMaxSharedBytes + 8192 - kMaxSharedBytes % 4096);
-    if (p == MAP_FAILED || !block) throw std::bad_alloc();
-    cells = static_cast<Cell*>(p);
-    dynamic_ = reinterpret_cast<uintptr_t>(block);
+std::recursive_mutex& mutex() {
+  static std::recursive_mutex m;
+  return m;
+}
+
+void prepare_memory() {
+  if (shadow.large()) {
+    shadow.clear();
+    ranges.forget_garbage();  // what had been written is no longer known
   }
-  dynamic_bytes_ = dynamic_bytes;
-  thread_anchor = 1;
-  static_ = reinterpret_cast<uintptr_t>(&thread_anchor) - m.anchor_offset;
-  static_bytes_ = m.thread_bytes;
+  ranges.prepare();
 }
 
-bool constant_memory(uintptr_t a, size_t n) {
-  const auto arguments = reinterpret_cast<uintptr_t>(engine.call.arguments.get());
-  if (a >= arguments && a + n <= arguments + engine.call.argument_bytes) return true;
-  for (const auto& [begin, end] : module().segments)
-    if (a >= begin && a + n <= end) return true;
-  return false;
+void check_access(const void* p, size_t n, AccessKind kind, size_t alignment, const Place& place) {
+  const auto a = reinterpret_cast<uintptr_t>(p);
+  if (a & (alignment - 1)) return fault(place, "misaligned %s of %zu bytes", verb(kind), n);
+  const size_t offset = shared_memory.offset(a, n);
+  if (offset != SharedMemory::kOutside) return check_shared(offset, n, kind, place);
+  if (const Range* r = ranges.find(a, n, writes(kind))) return check_range(*r, a, n, kind, place);
+  if (writes(kind) || !constant_memory(a, n)) fault_outside(a, n, kind, place);
 }
 
-// ---- accesses that are calls ----
-
-void note_atomic(void* p, size_t bytes, Site site) {
-  if (!engine.current) return fault({site}, "atomic in host code");
-  check_access(p, bytes, AccessKind::atomic, bytes, {site});
-  block_order.atomic(p);
-  maybe_yield();
+bool host_may_access(const void* p, size_t n, bool write) {
+  const auto a = reinterpret_cast<uintptr_t>(p);
+  return std::any_of(ranges.begin(), ranges.end(),
+                     [&](const Range& r) { return a >= r.begin && a + n <= r.end && (!write || r.writable); });
 }
 
-void read_global(void* to, const void* from, size_t bytes, Site site) {
-  check_access(from, bytes, AccessKind::cached_read, bytes, {site});
-  if (shared_memory.offset(reinterpret_cast<uintptr_t>(from), bytes) != SharedMemory::kOutside)
-    fault({site}, "global load of shared memory");
-  std::memcpy(to, from, bytes);
-}
-void write_global(void* to, const void* from, size_t bytes, Site site) {
-  check_access(to, bytes, AccessKind::write, bytes, {site});
-  std::memcpy(to, from, bytes);
-}
-void read_shared(void* to, const void* from, size_t bytes, Site site) {
-  if (shared_memory.offset(reinterpret_cast<uintptr_t>(from), bytes) == SharedMemory::kOutside)
-    fault({site}, "shared load from elsewhere");
-  check_access(from, bytes, AccessKind::read, bytes, {site});
-  std::memcpy(to, from, bytes);
-}
-
-// ---- asynchronous copies ----
-
-void copy_async(void* shared, const void* global, size_t bytes, bool valid, Site site) {
-  const size_t offset = shared_memory.offset(reinterpret_cast<uintptr_t>(shared), bytes);
-  if (offset == SharedMemory::kOutside) fault({site}, "cp.async to something that is not shared memory");
-  check_access(shared, bytes, AccessKind::write, bytes, {site});
-  if (valid) check_access(global, bytes, AccessKind::read, bytes, {site});
-  for (size_t i = 0; i < bytes; ++i) mark_in_flight(shared_memory.cells[offset + i]);
-  Thread& t = *engine.current;
-  PendingCopy copy{shared, static_cast<uint32_t>(bytes), t.copy_group, {}};
-  if (valid) std::memcpy(copy.data, global, bytes);
-  t.copies.push_back(copy);
-}
-
-void copy_async_commit() { ++engine.current->copy_group; }
-
-void copy_async_wait(int pending) {
-  Thread& t = *engine.current;
-  size_t kept = 0;
-  for (const PendingCopy& copy : t.copies) {
-    if (copy.group >= t.copy_group - pending) {
-      t.copies[kept++] = copy;
-      continue;
-    }
-    std::memcpy(copy.shared, copy.data, copy.bytes);
-    const size_t offset = shared_memory.offset(reinterpret_cast<uintptr_t>(copy.shared), copy.bytes);
-    for (size_t i = 0; i < copy.bytes; ++i) arrive(shared_memory.cells[offset + i]);
+void note_host_write(const void* p, size_t n) {
+  const auto a = reinterpret_cast<uintptr_t>(p);
+  ++clock.epoch;
+  for (const Range& r : ranges) {
+    const uintptr_t begin = std::max(r.begin, a), end = std::min(r.end, a + n);
+    if (!r.garbage || begin >= end) continue;
+    shadow.for_pages(begin, end - begin, [](const Cells& cells, size_t offset, size_t part) {
+      settle(cells, offset, part);
+      return true;
+    });
   }
-  t.copies.resize(kept);
 }
 
 }  // namespace sic::simt

@@ -2,20 +2,22 @@
 #pragma once
 #include <mutex>
 
-#include "simt/memory.h"
-#include "simt/shadow.h"
+#include "simt/engine.h"
+#include "simt/race.h"
 
 namespace sic::simt {
 
-// One lock for everything: kernels, the fake runtime and the table of memory.
-std::recursive_mutex& lock();
+// Everything that the outside may call holds this lock: kernels, the fake runtime, the table of memory.
+std::recursive_mutex& mutex();
+struct Lock {
+  std::lock_guard<std::recursive_mutex> hold{mutex()};
+};
 
 // Shared memory of the running block: the dynamic part, then the thread-local segment of this module, which holds every
-// __shared__ variable.
+// __shared__ variable. Offsets count through both.
 class SharedMemory {
  public:
   static constexpr size_t kOutside = ~size_t{0};
-  Cell* cells = nullptr;
 
   // For the thread that launches.
   void prepare(size_t dynamic_bytes);
@@ -25,28 +27,27 @@ class SharedMemory {
       return a + n <= static_ + static_bytes_ ? kMaxSharedBytes + (a - static_) : kOutside;
     return kOutside;
   }
-  bool near_dynamic(uintptr_t a) const { return a - dynamic_ < kMaxSharedBytes + 4096; }
-  // An offset as a person counts: from the start of the part.
-  size_t label(size_t offset) const { return offset < kMaxSharedBytes ? offset : offset - kMaxSharedBytes; }
-  char* dynamic() const { return reinterpret_cast<char*>(dynamic_); }
+  bool past_dynamic(uintptr_t a) const { return a - dynamic_ < kMaxSharedBytes + 4096; }
+  const Cells& cells() const { return cells_; }
+  void* dynamic() const { return reinterpret_cast<void*>(dynamic_); }
 
  private:
+  Cells cells_;
   uintptr_t dynamic_ = 0, static_ = 0;
   size_t dynamic_bytes_ = 0, static_bytes_ = 0;
 };
 extern SharedMemory shared_memory;
 
-// Kernel arguments, and this module's own constants.
+// Kernel arguments, and what this module itself consists of.
 bool constant_memory(uintptr_t a, size_t n);
 
 void prepare_memory();  // before a launch
-// alignment 1: any address will do.
-void check_access(const void* p, size_t n, AccessKind kind, size_t alignment, const Place& place);
-// For copies and fills that the runtime makes: why they may not be, or nullptr; and that they have been.
-const char* host_access_problem(const void* p, size_t n, bool write);
-void note_written(const void* p, size_t n);
-Cell* global_cells(const void* p);
 
-std::string launch_error(const void* entry, const char* why);
+// A fault unless the current thread may make this access now. alignment 1: any address will do.
+void check_access(const void* p, size_t n, AccessKind kind, size_t alignment, const Place& place);
+
+// For copies and fills that the runtime makes.
+bool host_may_access(const void* p, size_t n, bool write);
+void note_host_write(const void* p, size_t n);
 
 }  // namespace sic::simt

@@ -6,13 +6,10 @@
 
 #include "simt/checker.h"
 #include "simt/cuda_state.h"
+#include "simt/memory.h"
 
 namespace sic::simt {
 namespace {
-
-struct Lock {
-  std::lock_guard<std::recursive_mutex> hold{lock()};
-};
 
 struct Block {
   Offered offered;
@@ -56,22 +53,22 @@ bool writes_device(cudaMemcpyKind kind) { return kind == cudaMemcpyHostToDevice 
 
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
-  if (reads_device(kind) && host_access_problem(from, bytes, false)) return record(cudaErrorInvalidValue);
-  if (writes_device(kind) && host_access_problem(to, bytes, true)) return record(cudaErrorInvalidValue);
+  if (reads_device(kind) && !host_may_access(from, bytes, false)) return record(cudaErrorInvalidValue);
+  if (writes_device(kind) && !host_may_access(to, bytes, true)) return record(cudaErrorInvalidValue);
   return record(enqueue(stream, cudaGraphNodeTypeMemcpy, [=] {
     ++engine.counters.copies;
     std::memmove(to, from, bytes);
-    note_written(to, bytes);
+    note_host_write(to, bytes);
   }));
 }
 
 cudaError_t fill(void* p, int value, size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
-  if (host_access_problem(p, bytes, true)) return record(cudaErrorInvalidValue);
+  if (!host_may_access(p, bytes, true)) return record(cudaErrorInvalidValue);
   return record(enqueue(stream, cudaGraphNodeTypeMemset, [=] {
     ++engine.counters.fills;
     std::memset(p, value, bytes);
-    note_written(p, bytes);
+    note_host_write(p, bytes);
   }));
 }
 

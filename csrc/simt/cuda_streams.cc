@@ -18,10 +18,6 @@ std::unordered_map<const void*, int> dynamic_shared_limit;
 
 constexpr int kSharedWithoutAsking = 48 * 1024;
 
-struct Lock {
-  std::lock_guard<std::recursive_mutex> hold{lock()};
-};
-
 cudaError_t launch_problem(const KernelCall& call) {
   const dim3 g = call.grid, b = call.block;
   const uint64_t threads = uint64_t{b.x} * b.y * b.z;

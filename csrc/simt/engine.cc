@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 
+#include "simt/block_order.h"
 #include "simt/checker.h"
 #include "simt/run_queue.h"
 
@@ -23,19 +24,29 @@ Context abandoned;  // of a fiber that will not go on
 Schedule schedule = Schedule::forward;
 
 Thread& self() { return *engine.current; }
-bool same_place(Site a, Site b) { return a.line == b.line && !std::strcmp(a.file, b.file); }
+Thread& thread(int i) { return engine.threads[static_cast<size_t>(i)]; }
+Warp& warp_of(const Thread& t) { return engine.warps[static_cast<size_t>(t.warp)]; }
+int block_threads() {
+  const dim3 size = engine.call.block;
+  return static_cast<int>(size.x * size.y * size.z);
+}
+bool same_site(const Place& a, const Place& b) {
+  return a.site.line == b.site.line && !std::strcmp(a.site.file, b.site.file);
+}
 
 // ---- fibers: a stack runs one thread after another, and belongs to one while it waits ----
 
 void run_threads();
 
+// Goes to the next thread that can run; to the host if there is none.
 void leave(Context& from) {
   ++engine.counters.switches;
   if (ready.empty()) {
     engine.current = nullptr;
+    engine.hooks = false;
     return switch_context(from, host);
   }
-  Thread& next = engine.threads[ready.take()];
+  Thread& next = thread(ready.take());
   if (next.state == State::fresh) {
     next.stack = free_stacks[--free_count];
     prepare(next.context, stacks.stack(next.stack), stacks.bytes(next.stack), run_threads);
@@ -43,10 +54,24 @@ void leave(Context& from) {
   next.state = State::running;
   engine.stack = stacks.stack(next.stack);
   engine.current = &next;
+  engine.hooks = true;
   if (&from != &next.context) switch_context(from, next.context);
 }
 
-void end_thread();
+void end_thread() {
+  Thread& t = self();
+  if (!t.copies.empty()) fault({}, "a thread ends with a cp.async that it has not waited for");
+  if (engine.arrived) fault(engine.barrier_place, "divergent barrier: thread %d ends while others wait", t.linear);
+  t.state = State::done;
+  ++engine.ended;
+  Warp& w = warp_of(t);
+  w.alive &= ~(1u << t.lane);
+  for (unsigned m = w.waiting; m; m &= m - 1) {
+    const Thread& waiting = thread(t.warp * kWarp + __builtin_ctz(m));
+    if (waiting.mask >> t.lane & 1)
+      fault(waiting.place, "%s waits for lane %d, which has ended", waiting.operation->name, t.lane);
+  }
+}
 
 // The main function of every stack.
 void run_threads() {
@@ -60,11 +85,11 @@ void run_threads() {
     }
     const int stack = self().stack;
     end_thread();
-    if (ready.empty() || engine.threads[ready.peek()].state != State::fresh) {
+    if (ready.empty() || thread(ready.peek()).state != State::fresh) {
       free_stacks[free_count++] = stack;
       leave(abandoned);
     }
-    Thread& next = engine.threads[ready.take()];
+    Thread& next = thread(ready.take());
     next.stack = stack;
     next.state = State::running;
     engine.current = &next;
@@ -77,27 +102,19 @@ void release_barrier(int threads) {
   engine.barrier_result = engine.barrier_value;
   engine.arrived = 0;
   ++clock.epoch;
-  for (int w = 0; w * kWarp < threads; ++w) {
-    Warp& warp = engine.warps[w];
-    warp.clock = warp.full_time = 0, warp.partial = false;
+  for (int i = 0; i < threads; ++i) {
+    Thread& t = thread(i);
+    t.time = 0;
+    t.state = State::ready;
+    if (t.lane == 0) warp_of(t).restart_clock();
   }
-  for (int i = 0; i < threads; ++i) engine.threads[i].time = 0, engine.threads[i].state = State::ready;
   ready.push_block(threads);
 }
 
-void end_thread() {
-  Thread& t = self();
-  if (!t.copies.empty()) fault({}, "a thread ends with a cp.async that it has not waited for");
-  if (engine.arrived) fault({engine.barrier_site}, "divergent barrier: thread %d ends while others wait", t.linear);
-  t.state = State::done;
-  ++engine.ended;
-  Warp& w = engine.warps[t.warp];
-  w.alive &= ~(1u << t.lane);
-  for (unsigned m = w.waiting; m; m &= m - 1) {
-    const Thread& waiting = engine.threads[t.warp * kWarp + __builtin_ctz(m)];
-    if (waiting.mask >> t.lane & 1)
-      fault({waiting.site}, "%s waits for lane %d, which has ended", waiting.operation->name, t.lane);
-  }
+void check_barrier(const Thread& t, BarrierKind kind) {
+  if (engine.ended) fault(t.place, "divergent barrier: %d threads of the block have ended", engine.ended);
+  if (engine.arrived && (kind != engine.barrier_kind || !same_site(t.place, engine.barrier_place)))
+    fault_between(t.place, engine.barrier_place, "divergent barrier: threads of the block wait at two places");
 }
 
 // ---- operations of a warp ----
@@ -107,12 +124,12 @@ const WarpOperation warp_barrier_operation{"__syncwarp", combine_nothing};
 
 template <class Body>
 void for_lanes(const Thread& t, unsigned mask, Body body) {
-  for (; mask; mask &= mask - 1) body(engine.threads[t.warp * kWarp + __builtin_ctz(mask)]);
+  for (; mask; mask &= mask - 1) body(thread(t.warp * kWarp + __builtin_ctz(mask)));
 }
 
 // The lanes of mask have met: what any of them did or knew, all know from now on.
 void order_lanes(const Thread& t, unsigned mask) {
-  Warp& w = engine.warps[t.warp];
+  Warp& w = warp_of(t);
   ++w.clock;
   if (mask == w.born) {
     w.full_time = w.clock;
@@ -130,164 +147,25 @@ void order_lanes(const Thread& t, unsigned mask) {
 }
 
 void check_mask(const Thread& t) {
-  const Warp& w = engine.warps[t.warp];
+  const Warp& w = warp_of(t);
   const char* name = t.operation->name;
-  if (!(t.mask >> t.lane & 1)) fault({t.site}, "%s: lane %d is not in its own mask %08x", name, t.lane, t.mask);
-  if (t.mask & ~w.born) fault({t.site}, "%s: mask %08x names lanes that the block does not have", name, t.mask);
+  if (!(t.mask >> t.lane & 1)) fault(t.place, "%s: lane %d is not in its own mask %08x", name, t.lane, t.mask);
+  if (t.mask & ~w.born) fault(t.place, "%s: mask %08x names lanes that the block does not have", name, t.mask);
   if (t.mask & ~w.alive)
-    fault({t.site}, "%s: mask %08x names lanes that have ended, %08x", name, t.mask, t.mask & ~w.alive);
+    fault(t.place, "%s: mask %08x names lanes that have ended, %08x", name, t.mask, t.mask & ~w.alive);
   for_lanes(t, w.waiting & t.mask, [&](const Thread& other) {
     const bool same = t.operation == other.operation && t.mask == other.mask;
-    if (same && (t.operation == &warp_barrier_operation || same_place(t.site, other.site))) return;
-    fault({t.site},
-          "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x, %s:%d",
-          t.lane, name, t.mask, other.lane, other.operation->name, other.mask, other.site.file, other.site.line);
+    if (same && (t.operation == &warp_barrier_operation || same_site(t.place, other.place))) return;
+    fault_between(t.place, other.place,
+                  "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x",
+                  t.lane, name, t.mask, other.lane, other.operation->name, other.mask);
   });
 }
 
-// ---- blocks ----
-
-void begin_block(int threads) {
-  clock.block = ++clock.epoch;
-  block_order.begin_block();
-  engine.arrived = engine.ended = 0;
-  const dim3 size = engine.call.block;
-  for (int i = 0; i < threads; ++i) {
-    Thread& t = engine.threads[i];
-    const auto n = static_cast<unsigned>(i);
-    t.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
-    t.linear = i, t.lane = i % kWarp, t.warp = i / kWarp;
-    t.state = State::fresh;
-    t.time = 0, t.copy_group = 0;
-  }
-  for (int w = 0; w * kWarp < threads; ++w) {
-    Warp& warp = engine.warps[w];
-    const int lanes = std::min(kWarp, threads - w * kWarp);
-    warp.born = warp.alive = lanes == kWarp ? ~0u : (1u << lanes) - 1;
-    warp.waiting = 0;
-    warp.clock = warp.full_time = 0, warp.partial = false;
-  }
-  ready.reset(schedule);
-  ready.push_block(threads);
-}
-
-// Nobody can go on, yet somebody waits.
-void fail_deadlock(int threads) {
-  int waiting = 0;
-  const Thread *first = nullptr, *second = nullptr;
-  for (int i = 0; i < threads; ++i) {
-    const Thread& t = engine.threads[i];
-    if (t.state == State::done) continue;
-    ++waiting;
-    if (!first)
-      first = &t;
-    else if (!second && (t.state != first->state || !same_place(t.site, first->site)))
-      second = &t;
-  }
-  const auto what = [](const Thread& t) { return t.state == State::at_barrier ? "the block" : t.operation->name; };
-  if (!second) second = first;
-  fault({first->site}, "deadlock: thread %d waits for %s, thread %d for %s at %s:%d; %d threads wait", first->linear,
-        what(*first), second->linear, what(*second), second->site.file, second->site.line, waiting);
-}
-
-void run_block(int threads) {
-  begin_block(threads);
-  leave(host);
-  engine.current = nullptr;
-  if (engine.error.empty() && engine.ended < threads) fail_deadlock(threads);
-}
-
-// Forward, backward, or in a random order that visits every block once.
-uint64_t block_number(uint64_t i, uint64_t blocks, uint64_t step, uint64_t offset) {
-  if (schedule == Schedule::forward) return i;
-  if (schedule == Schedule::reverse) return blocks - 1 - i;
-  return (i * step + offset) % blocks;
-}
-uint64_t greatest_common_divisor(uint64_t a, uint64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
-
-void run_blocks(int threads) {
-  const dim3 grid = engine.call.grid;
-  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
-  const uint64_t offset = ready.next_random();
-  uint64_t step = ready.next_random() % blocks + 1;
-  while (greatest_common_divisor(step, blocks) != 1) ++step;
-  for (uint64_t i = 0; i < blocks && engine.error.empty(); ++i) {
-    const uint64_t n = block_number(i, blocks, step, offset);
-    engine.block = {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
-                    static_cast<unsigned>(n / grid.x / grid.y)};
-    run_block(threads);
-  }
-}
-
-}  // namespace
-
-void set_schedule(Schedule s, uint32_t seed) {
-  std::lock_guard<std::recursive_mutex> hold(lock());
-  schedule = s;
-  ready.seed(seed);
-}
-
-void run_kernel(const KernelCall& call) {
-  const int threads = static_cast<int>(call.block.x * call.block.y * call.block.z);
-  stacks.reserve(threads);
-  free_count = 0;
-  for (int i = threads - 1; i >= 0; --i) free_stacks[free_count++] = i;
-  prepare_memory();
-  shared_memory.prepare(call.shared_bytes);
-  engine.dynamic_shared = shared_memory.dynamic();
-  engine.call = call;
-  engine.error.clear();
-  clock.launch = ++clock.epoch;
-  block_order.begin_launch();
-  ++engine.counters.launches;
-  engine.counters.threads += static_cast<uint64_t>(threads) * call.grid.x * call.grid.y * call.grid.z;
-  run_blocks(threads);
-  for (int i = 0; i < threads; ++i) engine.threads[i].copies.clear();
-  if (!engine.error.empty()) throw_fault();
-  engine.call = {};
-}
-
-void stop_kernel() { switch_context(abandoned, host); }
-
-bool on_other_stack(const void* p) {
-  const int owner = stacks.owner(p);
-  return owner >= 0 && owner != self().stack;
-}
-
-uint3 thread_index() { return self().index; }
-uint3 block_index() { return engine.block; }
-dim3 block_size() { return engine.call.block; }
-dim3 grid_size() { return engine.call.grid; }
-void* dynamic_shared() { return engine.dynamic_shared; }
-
-int block_barrier(BarrierKind kind, int predicate, Site site) {
+void meet(const WarpOperation& operation, unsigned mask, void* record, const Place& place) {
   Thread& t = self();
-  if (engine.ended) fault({site}, "divergent barrier: %d threads of the block have ended", engine.ended);
-  if (engine.arrived == 0) {
-    engine.barrier_kind = kind, engine.barrier_site = site;
-    engine.barrier_value = kind == BarrierKind::all;
-  } else if (kind != engine.barrier_kind || !same_place(site, engine.barrier_site)) {
-    fault({site}, "divergent barrier: others wait at %s:%d", engine.barrier_site.file, engine.barrier_site.line);
-  }
-  const int vote = predicate != 0;
-  if (kind == BarrierKind::count)
-    engine.barrier_value += vote;
-  else if (kind == BarrierKind::all)
-    engine.barrier_value &= vote;
-  else
-    engine.barrier_value |= vote;
-  t.state = State::at_barrier, t.site = site;
-  const dim3 size = engine.call.block;
-  const int threads = static_cast<int>(size.x * size.y * size.z);
-  if (++engine.arrived == threads) release_barrier(threads);
-  leave(t.context);
-  return engine.barrier_result;
-}
-
-void warp_operation(const WarpOperation& operation, unsigned mask, void* record, Site site) {
-  Thread& t = self();
-  Warp& w = engine.warps[t.warp];
-  t.operation = &operation, t.mask = mask, t.record = record, t.site = site;
+  Warp& w = warp_of(t);
+  t.operation = &operation, t.mask = mask, t.record = record, t.place = place;
   check_mask(t);
   w.waiting |= 1u << t.lane;
   if ((w.waiting & mask) != mask) {
@@ -305,7 +183,141 @@ void warp_operation(const WarpOperation& operation, unsigned mask, void* record,
   ready.push_lanes(t.warp * kWarp, others);
 }
 
-void warp_barrier(unsigned mask, Site site) { warp_operation(warp_barrier_operation, mask, nullptr, site); }
+// ---- blocks ----
+
+void begin_block(int threads) {
+  clock.block = ++clock.epoch;
+  block_order.begin_block();
+  engine.arrived = engine.ended = 0;
+  const dim3 size = engine.call.block;
+  for (int i = 0; i < threads; ++i) {
+    Thread& t = thread(i);
+    const auto n = static_cast<unsigned>(i);
+    t.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
+    t.linear = i, t.lane = i % kWarp, t.warp = i / kWarp;
+    t.state = State::fresh;
+    t.time = 0, t.copy_group = 0;
+    if (t.lane != 0) continue;
+    Warp& w = warp_of(t);
+    const int lanes = std::min(kWarp, threads - i);
+    w.born = w.alive = lanes == kWarp ? ~0u : (1u << lanes) - 1;
+    w.waiting = 0;
+    w.restart_clock();
+  }
+  ready.reset(schedule);
+  ready.push_block(threads);
+}
+
+// Nobody can go on, yet somebody waits.
+void fail_deadlock(int threads) {
+  int waiting = 0;
+  const Thread *first = nullptr, *second = nullptr;
+  for (int i = 0; i < threads; ++i) {
+    const Thread& t = thread(i);
+    if (t.state == State::done) continue;
+    ++waiting;
+    if (!first) first = &t;
+    if (!second && (t.state != first->state || !same_site(t.place, first->place))) second = &t;
+  }
+  if (!second) second = first;
+  const auto what = [](const Thread& t) { return t.state == State::at_barrier ? "the block" : t.operation->name; };
+  fault_between(first->place, second->place, "deadlock of %d threads: thread %d waits for %s, thread %d for %s",
+                waiting, first->linear, what(*first), second->linear, what(*second));
+}
+
+void run_block(int threads) {
+  begin_block(threads);
+  leave(host);
+  if (engine.error.empty() && engine.ended < threads) fail_deadlock(threads);
+}
+
+uint64_t greatest_common_divisor(uint64_t a, uint64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
+
+// Forward, backward, or in an order that jumps about and visits every block once.
+void run_blocks(int threads) {
+  const dim3 grid = engine.call.grid;
+  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  const uint64_t offset = ready.next_random();
+  uint64_t step = ready.next_random() % blocks + 1;
+  while (greatest_common_divisor(step, blocks) != 1) ++step;
+  for (uint64_t i = 0; i < blocks && engine.error.empty(); ++i) {
+    const uint64_t n = schedule == Schedule::forward   ? i
+                       : schedule == Schedule::reverse ? blocks - 1 - i
+                                                       : (i * step + offset) % blocks;
+    engine.block = {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
+                    static_cast<unsigned>(n / grid.x / grid.y)};
+    run_block(threads);
+  }
+}
+
+}  // namespace
+
+void set_schedule(Schedule s, uint32_t seed) {
+  const Lock hold;
+  schedule = s;
+  ready.seed(seed);
+}
+
+void run_kernel(const KernelCall& call) {
+  engine.call = call;
+  engine.error.clear();
+  const int threads = block_threads();
+  stacks.reserve(threads);
+  free_count = 0;
+  for (int i = threads - 1; i >= 0; --i) free_stacks[free_count++] = i;
+  prepare_memory();
+  shared_memory.prepare(call.shared_bytes);
+  clock.launch = ++clock.epoch;
+  block_order.begin_launch();
+  ++engine.counters.launches;
+  engine.counters.threads += static_cast<uint64_t>(threads) * call.grid.x * call.grid.y * call.grid.z;
+  run_blocks(threads);
+  for (int i = 0; i < threads; ++i) thread(i).copies.clear();
+  if (!engine.error.empty()) throw_fault();
+  engine.call = {};
+}
+
+void stop_kernel() { switch_context(abandoned, host); }
+
+bool on_other_stack(const void* p) {
+  const int owner = stacks.owner(p);
+  return owner >= 0 && owner != self().stack;
+}
+
+uint3 thread_index() { return self().index; }
+uint3 block_index() { return engine.block; }
+dim3 block_size() { return engine.call.block; }
+dim3 grid_size() { return engine.call.grid; }
+void* dynamic_shared() { return shared_memory.dynamic(); }
+
+int block_barrier(BarrierKind kind, int predicate, Site site) {
+  Thread& t = self();
+  t.place = {site, __builtin_return_address(0)};
+  check_barrier(t, kind);
+  if (engine.arrived == 0) {
+    engine.barrier_kind = kind, engine.barrier_place = t.place;
+    engine.barrier_value = kind == BarrierKind::all;
+  }
+  const int vote = predicate != 0;
+  if (kind == BarrierKind::count)
+    engine.barrier_value += vote;
+  else if (kind == BarrierKind::all)
+    engine.barrier_value &= vote;
+  else
+    engine.barrier_value |= vote;
+  t.state = State::at_barrier;
+  const int threads = block_threads();
+  if (++engine.arrived == threads) release_barrier(threads);
+  leave(t.context);
+  return engine.barrier_result;
+}
+
+void warp_operation(const WarpOperation& operation, unsigned mask, void* record, Site site) {
+  meet(operation, mask, record, {site, __builtin_return_address(0)});
+}
+void warp_barrier(unsigned mask, Site site) {
+  meet(warp_barrier_operation, mask, nullptr, {site, __builtin_return_address(0)});
+}
 
 void device_fence() {
   block_order.fence();

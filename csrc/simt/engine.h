@@ -15,6 +15,11 @@ namespace sic::simt {
 constexpr int kMaxThreads = 1024, kWarp = 32;
 constexpr size_t kMaxSharedBytes = 227 * 1024;
 
+// Where kernel code called the emulator: as written, and the return address, which tells the lines that were inlined.
+struct Place {
+  Site site;
+  const void* pc = nullptr;
+};
 enum class State : uint8_t { fresh, ready, running, at_barrier, at_warp_operation, done };
 
 // A cp.async between its issue and the wait that makes it visible.
@@ -35,7 +40,7 @@ struct Thread {
   const WarpOperation* operation;  // what it waits for, or did last
   unsigned mask;
   void* record;
-  Site site;
+  Place place;
   int copy_group;  // open now
   std::vector<PendingCopy> copies;
 };
@@ -46,11 +51,17 @@ struct Warp {
   uint32_t full_time;            // the clock at the last barrier of the whole warp
   bool partial;                  // known is in use: some barrier was of a part of the warp
   uint32_t known[kWarp][kWarp];  // [a][b]: what b did before this time, a may rely on
+
+  void restart_clock() {
+    clock = full_time = 0;
+    partial = false;
+  }
 };
 
 // The running block; one at a time in the process.
 struct Engine {
   Thread* current = nullptr;  // nullptr: no kernel code is running
+  bool hooks = false;         // whether its accesses are checked: not while the emulator itself works for it
   char* stack = nullptr;      // of the current thread
   std::array<Thread, kMaxThreads> threads{};
   std::array<Warp, kMaxThreads / kWarp> warps{};
@@ -58,9 +69,8 @@ struct Engine {
   uint3 block{};
   int arrived = 0, ended = 0;
   BarrierKind barrier_kind{};
-  Site barrier_site;
+  Place barrier_place;
   int barrier_value = 0, barrier_result = 0;
-  void* dynamic_shared = nullptr;
   std::string error;  // the first fault
   Counters counters{};
 };
@@ -69,14 +79,22 @@ extern Engine engine;
 // Runs all blocks; throws Error for the first fault. The caller holds the lock.
 void run_kernel(const KernelCall& call);
 
-// Where a fault was seen: a call with a Site, or the return address of a hook.
-struct Place {
-  Site site;
-  const void* pc = nullptr;
+// Containers of the emulator may share compiled code with kernel files, hooks and all.
+class HooksOff {
+ public:
+  HooksOff() : before_(engine.hooks) { engine.hooks = false; }
+  ~HooksOff() { engine.hooks = before_; }
+
+ private:
+  bool before_;
 };
-// Ends the kernel: run_kernel throws. In host code of a kernel file it returns, and the next launch throws.
+
+// Ends the kernel: run_kernel throws. In host code of a kernel file it returns, and the next launch throws. `other` is
+// a second place to name, if it is one.
 [[gnu::format(printf, 2, 3)]] void fault(const Place& place, const char* format, ...);
+[[gnu::format(printf, 3, 4)]] void fault_between(const Place& place, const Place& other, const char* format, ...);
 [[noreturn]] void throw_fault();
+std::string launch_error(const void* entry, const char* why);
 
 void stop_kernel();  // from a fiber, which is abandoned
 bool on_other_stack(const void* p);

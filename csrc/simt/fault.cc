@@ -7,12 +7,12 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "simt/checker.h"
+#include "simt/engine.h"
 
 namespace sic::simt {
 namespace {
 
-Place fault_place;
+Place fault_place, fault_other;
 const Thread* fault_thread = nullptr;
 
 // What addr2line says of an address in a loaded file; empty without that tool or without debug information.
@@ -59,13 +59,16 @@ std::string kernel_name(const void* entry) {
   text.erase(std::min(text.find('\n'), text.size()));
   erase_all(text, "(anonymous namespace)::");
   erase_all(text, "sic::gpu::");
+  erase_all(text, "sic::");
   text.erase(std::min(text.find('('), text.size()));
+  if (text.rfind("void ", 0) == 0) text.erase(0, 5);
   return text.empty() ? "kernel" : text;
 }
 
 std::string describe(const Place& place) {
-  if (place.site.file) return from_source_root(place.site.file) + ":" + std::to_string(place.site.line);
-  return place.pc ? lines_of(place.pc) : std::string();
+  const std::string lines = place.pc ? lines_of(place.pc) : std::string();
+  if (!lines.empty() || !place.site.file) return lines;
+  return from_source_root(place.site.file) + ":" + std::to_string(place.site.line);
 }
 
 std::string index_text(const char* what, uint3 i) {
@@ -74,31 +77,44 @@ std::string index_text(const char* what, uint3 i) {
   return text;
 }
 
-}  // namespace
-
-void fault(const Place& place, const char* format, ...) {
+void fault_at(const Place& place, const Place& other, const char* format, va_list arguments) {
   if (!engine.error.empty()) return;
   char text[512];
-  va_list arguments;
-  va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
   engine.error = text;
-  fault_place = place;
+  fault_place = place, fault_other = other;
   fault_thread = engine.current;
   if (!engine.current) return;
   engine.current = nullptr;
+  engine.hooks = false;
   stop_kernel();
 }
 
+}  // namespace
+
+void fault(const Place& place, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fault_at(place, {}, format, arguments);
+  va_end(arguments);
+}
+
+void fault_between(const Place& place, const Place& other, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fault_at(place, other, format, arguments);
+  va_end(arguments);
+}
+
 void throw_fault() {
-  std::string message = engine.call.entry ? kernel_name(engine.call.entry) : "host code";
-  message += ": " + engine.error;
-  const std::string where = describe(fault_place);
+  const bool in_kernel = engine.call.entry;
+  std::string message = (in_kernel ? kernel_name(engine.call.entry) : "host code") + ": " + engine.error;
+  const std::string where = describe(fault_place), other = describe(fault_other);
   if (!where.empty()) message += ", at " + where;
-  if (engine.call.entry) message += " [" + index_text("block", engine.block);
-  if (fault_thread) message += index_text(", thread", fault_thread->index);
-  if (engine.call.entry) message += "]";
+  if (!other.empty() && other != where) message += " and " + other;
+  if (in_kernel) message += " [" + index_text("block", engine.block);
+  if (in_kernel && fault_thread) message += index_text(", thread", fault_thread->index);
+  if (in_kernel) message += "]";
   engine.error.clear();
   engine.call = {};
   throw Error(message);

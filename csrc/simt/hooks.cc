@@ -12,7 +12,7 @@ using namespace sic::simt;
 
 // A thread's own stack is its registers and local memory.
 inline bool watched(const void* p) {
-  return engine.current && static_cast<size_t>(static_cast<const char*>(p) - engine.stack) >= StackPool::kBytes;
+  return engine.hooks && static_cast<size_t>(static_cast<const char*>(p) - engine.stack) >= StackPool::kBytes;
 }
 
 inline void access(const void* p, size_t n, AccessKind kind, size_t alignment, const void* pc) {

@@ -7,9 +7,9 @@
 
 namespace sic::simt {
 
-// An access that the compiler cannot see: checked, then made. `cached` reads may not follow a write by the same kernel.
+// Each checked, then made. Global reads are cached: they may not follow a write by the same launch.
 void read_global(void* to, const void* from, size_t bytes, Site site);
-void write_global(void* to, const void* from, size_t bytes, Site site);
+void write_any(void* to, const void* from, size_t bytes, Site site);
 void read_shared(void* to, const void* from, size_t bytes, Site site);
 void copy_async(void* shared, const void* global, size_t bytes, bool valid, Site site);
 void copy_async_commit();
@@ -19,32 +19,32 @@ void copy_async_wait(int pending);
 
 namespace sic::gpu {
 
-inline uint4 load16(const void* p, SIC_SIMT_SITE) {
+__forceinline__ uint4 load16(const void* p, SIC_SIMT_SITE) {
   uint4 v;
   simt::read_global(&v, p, 16, site);
   return v;
 }
-inline uint4 load_cached16(const void* p, SIC_SIMT_SITE) { return load16(p, site); }
-inline void store16(void* p, uint4 v, SIC_SIMT_SITE) { simt::write_global(p, &v, 16, site); }
+__forceinline__ uint4 load_cached16(const void* p, SIC_SIMT_SITE) { return load16(p, site); }
+__forceinline__ void store16(void* p, uint4 v, SIC_SIMT_SITE) { simt::write_any(p, &v, 16, site); }
 
-inline void cp_async16(void* shared, const void* global, bool valid = true, SIC_SIMT_SITE) {
+__forceinline__ void cp_async16(void* shared, const void* global, bool valid = true, SIC_SIMT_SITE) {
   simt::copy_async(shared, global, 16, valid, site);
 }
 template <int kBytes>
-void cp_async_small(void* shared, const void* global, bool valid = true, SIC_SIMT_SITE) {
+__forceinline__ void cp_async_small(void* shared, const void* global, bool valid = true, SIC_SIMT_SITE) {
   static_assert(kBytes == 4 || kBytes == 8);
   simt::copy_async(shared, global, kBytes, valid, site);
 }
-inline void cp_async_commit() { simt::copy_async_commit(); }
+__forceinline__ void cp_async_commit() { simt::copy_async_commit(); }
 template <int kPending>
-void cp_async_wait() {
+__forceinline__ void cp_async_wait() {
   simt::forget_memory();
   simt::copy_async_wait(kPending);
   simt::forget_memory();
 }
 
-inline void multiply_fragments(const simt::WarpOperation& operation, void* d, const uint32_t (&a)[4],
-                               const uint32_t (&b)[2], simt::Site site) {
+__forceinline__ void multiply_fragments(const simt::WarpOperation& operation, void* d, const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2], simt::Site site) {
   simt::MatrixRecord record;
   simt::copy_registers(record.a, a, sizeof a);
   simt::copy_registers(record.b, b, sizeof b);
@@ -52,33 +52,33 @@ inline void multiply_fragments(const simt::WarpOperation& operation, void* d, co
   simt::warp_operation(operation, 0xffffffffu, &record, site);
   simt::copy_registers(d, record.d, sizeof record.d);
 }
-inline void mma_f16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIC_SIMT_SITE) {
+__forceinline__ void mma_f16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIC_SIMT_SITE) {
   multiply_fragments(simt::mma_f16, d, a, b, site);
 }
-inline void mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIC_SIMT_SITE) {
+__forceinline__ void mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIC_SIMT_SITE) {
   multiply_fragments(simt::mma_bf16, d, a, b, site);
 }
-inline void mma_s8_16832(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIC_SIMT_SITE) {
+__forceinline__ void mma_s8_16832(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIC_SIMT_SITE) {
   multiply_fragments(simt::mma_s8, d, a, b, site);
 }
-inline uint32_t transpose8x8_b16(uint32_t row, SIC_SIMT_SITE) {
+__forceinline__ uint32_t transpose8x8_b16(uint32_t row, SIC_SIMT_SITE) {
   simt::TransposeRecord record;
   simt::copy_registers(record.row, &row, sizeof row);
   simt::warp_operation(simt::transpose_matrix, 0xffffffffu, &record, site);
   simt::copy_registers(&row, record.result, sizeof row);
   return row;
 }
-inline void load_matrices(const simt::WarpOperation& operation, uint32_t (&d)[4], const void* shared_row,
-                          simt::Site site) {
+__forceinline__ void load_matrices(const simt::WarpOperation& operation, uint32_t (&d)[4], const void* shared_row,
+                                   simt::Site site) {
   simt::TransposeRecord record;
   simt::read_shared(record.row, shared_row, 16, site);
   simt::warp_operation(operation, 0xffffffffu, &record, site);
   simt::copy_registers(d, record.result, sizeof d);
 }
-inline void load_matrix_x4(uint32_t (&d)[4], const void* shared_row, SIC_SIMT_SITE) {
+__forceinline__ void load_matrix_x4(uint32_t (&d)[4], const void* shared_row, SIC_SIMT_SITE) {
   load_matrices(simt::load_matrix, d, shared_row, site);
 }
-inline void load_matrix_x4_transposed(uint32_t (&d)[4], const void* shared_row, SIC_SIMT_SITE) {
+__forceinline__ void load_matrix_x4_transposed(uint32_t (&d)[4], const void* shared_row, SIC_SIMT_SITE) {
   load_matrices(simt::load_matrix_transposed, d, shared_row, site);
 }
 

@@ -7,17 +7,17 @@
 namespace sic::simt {
 
 enum class Access { read_only, read_write };
-enum class Contents { given, garbage };  // garbage may not be read before it is written
+enum class Contents { given, garbage };  // garbage may not be read before it has been written
 
-// Memory that kernels may touch from now on. Several may overlap: what one of them allows is allowed.
-// The name must stay valid. The result is for withdraw().
+// Memory that kernels may touch from now on; of a tensor its elements, not the gaps between rows. Where several
+// overlap, what one of them allows is allowed. The result is for withdraw(); 0: nothing to touch.
 int offer(const char* name, const void* data, size_t bytes, Access access, Contents contents);
-// The elements of a tensor; not the gaps between its rows.
 int offer(const char* name, const TensorView& tensor, Access access, Contents contents);
 void withdraw(int id);
 // Kernels may also write what starts here.
 void allow_writes(const void* data);
 
+// Memory on offer while this lives.
 class Offered {
  public:
   explicit Offered(int id = 0) : id_(id) {}

@@ -35,7 +35,7 @@ void warp_barrier(unsigned mask, Site site);  // the only one that orders memory
 void device_fence();
 
 // Memory changes while a thread waits: nothing may stay in a register.
-inline __attribute__((always_inline)) void forget_memory() { asm volatile("" ::: "memory"); }
+__forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
 
 }  // namespace sic::simt
 
@@ -44,26 +44,26 @@ inline __attribute__((always_inline)) void forget_memory() { asm volatile("" :::
 #define blockDim (::sic::simt::block_size())
 #define gridDim (::sic::simt::grid_size())
 
-inline int sic_simt_barrier(::sic::simt::BarrierKind kind, int predicate, ::sic::simt::Site site) {
+__forceinline__ int sic_simt_barrier(::sic::simt::BarrierKind kind, int predicate, ::sic::simt::Site site) {
   ::sic::simt::forget_memory();
   const int result = ::sic::simt::block_barrier(kind, predicate, site);
   ::sic::simt::forget_memory();
   return result;
 }
-inline void __syncthreads(SIC_SIMT_SITE) { sic_simt_barrier(::sic::simt::BarrierKind::plain, 0, site); }
-inline int __syncthreads_count(int predicate, SIC_SIMT_SITE) {
+__forceinline__ void __syncthreads(SIC_SIMT_SITE) { sic_simt_barrier(::sic::simt::BarrierKind::plain, 0, site); }
+__forceinline__ int __syncthreads_count(int predicate, SIC_SIMT_SITE) {
   return sic_simt_barrier(::sic::simt::BarrierKind::count, predicate, site);
 }
-inline int __syncthreads_and(int predicate, SIC_SIMT_SITE) {
+__forceinline__ int __syncthreads_and(int predicate, SIC_SIMT_SITE) {
   return sic_simt_barrier(::sic::simt::BarrierKind::all, predicate, site);
 }
-inline int __syncthreads_or(int predicate, SIC_SIMT_SITE) {
+__forceinline__ int __syncthreads_or(int predicate, SIC_SIMT_SITE) {
   return sic_simt_barrier(::sic::simt::BarrierKind::any, predicate, site);
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu, SIC_SIMT_SITE) {
+__forceinline__ void __syncwarp(unsigned mask = 0xffffffffu, SIC_SIMT_SITE) {
   ::sic::simt::forget_memory();
   ::sic::simt::warp_barrier(mask, site);
   ::sic::simt::forget_memory();
 }
-inline void __threadfence() { ::sic::simt::device_fence(); }
-inline void __threadfence_block() {}
+__forceinline__ void __threadfence() { ::sic::simt::device_fence(); }
+__forceinline__ void __threadfence_block() {}

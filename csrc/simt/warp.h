@@ -21,7 +21,7 @@ extern const WarpOperation shuffle_index, shuffle_up, shuffle_down, shuffle_xor;
 void copy_registers(void* to, const void* from, size_t bytes);
 
 template <class T>
-T shuffle(const WarpOperation& operation, unsigned mask, T value, int argument, int width, Site site) {
+__forceinline__ T shuffle(const WarpOperation& operation, unsigned mask, T value, int argument, int width, Site site) {
   static_assert(sizeof(T) <= 16 && std::is_trivially_copyable_v<T>);
   ShuffleRecord record;
   record.argument = argument, record.width = width;
@@ -41,7 +41,7 @@ extern const WarpOperation ballot, vote_any, vote_all, match_any;
 extern const WarpOperation reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned,
     reduce_and, reduce_or, reduce_xor;
 
-inline uint64_t integer_operation(const WarpOperation& operation, unsigned mask, uint64_t value, Site site) {
+__forceinline__ uint64_t integer_operation(const WarpOperation& operation, unsigned mask, uint64_t value, Site site) {
   IntegerRecord record{value, 0};
   warp_operation(operation, mask, &record, site);
   return record.result;
@@ -64,33 +64,33 @@ extern const WarpOperation transpose_matrix, load_matrix, load_matrix_transposed
 }  // namespace sic::simt
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIC_SIMT_SITE) {
+__forceinline__ T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIC_SIMT_SITE) {
   return ::sic::simt::shuffle(::sic::simt::shuffle_index, mask, value, source, width, site);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32, SIC_SIMT_SITE) {
+__forceinline__ T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32, SIC_SIMT_SITE) {
   return ::sic::simt::shuffle(::sic::simt::shuffle_up, mask, value, static_cast<int>(distance), width, site);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32, SIC_SIMT_SITE) {
+__forceinline__ T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32, SIC_SIMT_SITE) {
   return ::sic::simt::shuffle(::sic::simt::shuffle_down, mask, value, static_cast<int>(distance), width, site);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, SIC_SIMT_SITE) {
+__forceinline__ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, SIC_SIMT_SITE) {
   return ::sic::simt::shuffle(::sic::simt::shuffle_xor, mask, value, lane_mask, width, site);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, SIC_SIMT_SITE) {
+__forceinline__ unsigned __ballot_sync(unsigned mask, int predicate, SIC_SIMT_SITE) {
   return static_cast<unsigned>(::sic::simt::integer_operation(::sic::simt::ballot, mask, predicate != 0, site));
 }
-inline int __any_sync(unsigned mask, int predicate, SIC_SIMT_SITE) {
+__forceinline__ int __any_sync(unsigned mask, int predicate, SIC_SIMT_SITE) {
   return static_cast<int>(::sic::simt::integer_operation(::sic::simt::vote_any, mask, predicate != 0, site));
 }
-inline int __all_sync(unsigned mask, int predicate, SIC_SIMT_SITE) {
+__forceinline__ int __all_sync(unsigned mask, int predicate, SIC_SIMT_SITE) {
   return static_cast<int>(::sic::simt::integer_operation(::sic::simt::vote_all, mask, predicate != 0, site));
 }
 template <class T>
-unsigned __match_any_sync(unsigned mask, T value, SIC_SIMT_SITE) {
+__forceinline__ unsigned __match_any_sync(unsigned mask, T value, SIC_SIMT_SITE) {
   static_assert(sizeof(T) <= 8);
   uint64_t bits = 0;
   ::sic::simt::copy_registers(&bits, &value, sizeof value);
@@ -98,7 +98,7 @@ unsigned __match_any_sync(unsigned mask, T value, SIC_SIMT_SITE) {
 }
 
 #define SIC_SIMT_REDUCE(name, T, operation)                                                                     \
-  inline T name(unsigned mask, T value, SIC_SIMT_SITE) {                                                        \
+  __forceinline__ T name(unsigned mask, T value, SIC_SIMT_SITE) {                                               \
     return static_cast<T>(::sic::simt::integer_operation(::sic::simt::operation, mask, uint32_t(value), site)); \
   }
 SIC_SIMT_REDUCE(__reduce_add_sync, unsigned, reduce_add)
