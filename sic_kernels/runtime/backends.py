@@ -21,6 +21,7 @@ import importlib
 import importlib.util
 import inspect
 import numbers
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,10 @@ from .native import CHECK, CPU, CUDA, SIZE, module, simt_module
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """One row of the table. code, module: of a native backend; file: the family's module of a Python one."""
+    """One row of the table. code, module: of a native backend; file: the family's module of a Python one.
+
+    in_place: the functions of `file` take `outs=` and write there; else what they return is copied.
+    """
 
     name: str
     devices: tuple[str, ...]
@@ -42,6 +46,7 @@ class Backend:
     code: int = CHECK
     module: Callable[[], Any] = module
     file: str = ""
+    in_place: bool = False
     automatic: bool = True
 
 
@@ -74,6 +79,8 @@ def _why_not_triton() -> str | None:
         return "triton is not installed: pip install 'sic_kernels[triton]'"
     if importlib.util.find_spec("sic_kernels.slicing.triton_kernels") is None:
         return "this version has no Triton kernels yet"
+    if os.environ.get("TRITON_INTERPRET") == "1":  # tests: Triton's interpreter, on CPU tensors; never chosen by itself
+        return None
     return None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
 
 
@@ -82,7 +89,7 @@ TABLE: dict[str, Backend] = {
     for b in (
         Backend("cpu", ("cpu",), _why_not_native, code=CPU),
         Backend("cuda", ("cuda",), _why_not_cuda, code=CUDA),
-        Backend("triton", ("cuda",), _why_not_triton, file="triton_kernels"),
+        Backend("triton", ("cuda",), _why_not_triton, file="triton_kernels", in_place=True),
         Backend("simt", ("cpu",), _why_not_simt, code=CUDA, module=simt_module, automatic=False),
         Backend("ref", ("cpu", "cuda"), _why_not_native, file="reference", automatic=False),
     )
@@ -213,6 +220,10 @@ def _number_kinds(native: Any) -> list[str]:
 
 def _run_python(family: str, op: str, backend: Backend, inputs: tuple, results: tuple) -> None:
     function = getattr(importlib.import_module(f"sic_kernels.{family}.{backend.file}"), op)
-    into = [arrays.as_torch(r) for r in results]
-    for target, value in zip(into, function(*(arrays.as_torch(x) for x in inputs)), strict=True):
+    into = tuple(arrays.as_torch(r) for r in results)
+    args = tuple(arrays.as_torch(x) for x in inputs)
+    if backend.in_place:
+        function(*args, outs=into)
+        return
+    for target, value in zip(into, function(*args), strict=True):
         target.copy_(value)
