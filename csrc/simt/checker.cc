@@ -62,6 +62,10 @@ void check_range(const Range& r, uintptr_t a, size_t n, AccessKind kind, const P
   });
 }
 
+bool in_arguments(uintptr_t a, size_t n) {
+  return a >= engine.arguments && a + n <= engine.arguments + engine.call.argument_bytes;
+}
+
 void fault_outside(uintptr_t a, size_t n, AccessKind kind, const Place& place) {
   if (shared_memory.past_dynamic(a))
     return fault(place, "%s of %zu bytes out of bounds: past the end of dynamic shared memory", verb(kind), n);
@@ -101,8 +105,9 @@ void check_access(const void* p, size_t n, AccessKind kind, size_t alignment, co
   if (a & (alignment - 1)) return fault(place, "misaligned %s of %zu bytes", verb(kind), n);
   const size_t offset = shared_memory.offset(a, n);
   if (offset != SharedMemory::kOutside) return check_shared(offset, n, kind, place);
+  if (!writes(kind) && in_arguments(a, n)) return;
   if (const Range* r = ranges.find(a, n, writes(kind))) return check_range(*r, a, n, kind, place);
-  if (writes(kind) || !constant_memory(a, n)) fault_outside(a, n, kind, place);
+  if (writes(kind) || !module_memory(a, n)) fault_outside(a, n, kind, place);
 }
 
 bool host_may_access(const void* p, size_t n, bool write) {

@@ -38,8 +38,7 @@ class SharedMemory {
 };
 extern SharedMemory shared_memory;
 
-// Kernel arguments, and what this module itself consists of.
-bool constant_memory(uintptr_t a, size_t n);
+bool module_memory(uintptr_t a, size_t n);  // what this module itself consists of, constants among it
 
 void prepare_memory();  // before a launch
 

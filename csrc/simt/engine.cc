@@ -31,7 +31,7 @@ int block_threads() {
   return static_cast<int>(size.x * size.y * size.z);
 }
 bool same_site(const Place& a, const Place& b) {
-  return a.site.line == b.site.line && !std::strcmp(a.site.file, b.site.file);
+  return a.site.line == b.site.line && (a.site.file == b.site.file || !std::strcmp(a.site.file, b.site.file));
 }
 
 // ---- fibers: a stack runs one thread after another, and belongs to one while it waits ----
@@ -153,13 +153,14 @@ void check_mask(const Thread& t) {
   if (t.mask & ~w.born) fault(t.place, "%s: mask %08x names lanes that the block does not have", name, t.mask);
   if (t.mask & ~w.alive)
     fault(t.place, "%s: mask %08x names lanes that have ended, %08x", name, t.mask, t.mask & ~w.alive);
-  for_lanes(t, w.waiting & t.mask, [&](const Thread& other) {
-    const bool same = t.operation == other.operation && t.mask == other.mask;
-    if (same && (t.operation == &warp_barrier_operation || same_site(t.place, other.place))) return;
-    fault_between(t.place, other.place,
-                  "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x",
-                  t.lane, name, t.mask, other.lane, other.operation->name, other.mask);
-  });
+  const unsigned waiting = w.waiting & t.mask;
+  if (!waiting) return;
+  const Thread& other = thread(t.warp * kWarp + __builtin_ctz(waiting));  // it agrees with the rest
+  const bool same = t.operation == other.operation && t.mask == other.mask;
+  if (same && (t.operation == &warp_barrier_operation || same_site(t.place, other.place))) return;
+  fault_between(t.place, other.place,
+                "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x",
+                t.lane, name, t.mask, other.lane, other.operation->name, other.mask);
 }
 
 void meet(const WarpOperation& operation, unsigned mask, void* record, const Place& place) {
@@ -260,6 +261,7 @@ void set_schedule(Schedule s, uint32_t seed) {
 
 void run_kernel(const KernelCall& call) {
   engine.call = call;
+  engine.arguments = reinterpret_cast<uintptr_t>(call.arguments.get());
   engine.error.clear();
   const int threads = block_threads();
   stacks.reserve(threads);

@@ -66,6 +66,7 @@ struct Engine {
   std::array<Thread, kMaxThreads> threads{};
   std::array<Warp, kMaxThreads / kWarp> warps{};
   KernelCall call;
+  uintptr_t arguments = 0;  // where call has them
   uint3 block{};
   int arrived = 0, ended = 0;
   BarrierKind barrier_kind{};

@@ -74,9 +74,7 @@ void SharedMemory::prepare(size_t dynamic_bytes) {
   static_bytes_ = m.thread_bytes;
 }
 
-bool constant_memory(uintptr_t a, size_t n) {
-  const auto arguments = reinterpret_cast<uintptr_t>(engine.call.arguments.get());
-  if (a >= arguments && a + n <= arguments + engine.call.argument_bytes) return true;
+bool module_memory(uintptr_t a, size_t n) {
   for (const auto& [begin, end] : module().segments)
     if (a >= begin && a + n <= end) return true;
   return false;

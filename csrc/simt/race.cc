@@ -135,7 +135,7 @@ inline void record_write(const Thread& t, Cell& c, bool atomic, uint32_t horizon
 Conflict visit(const Cells& cells, size_t offset, size_t n, AccessKind kind, uint32_t horizon, uint32_t written_since) {
   const Thread& t = *engine.current;
   Conflict conflict;
-  for_cells(cells, offset, n, writes(kind), [&](Cell& c, size_t at) {
+  for_cells(cells, offset, n, writes(kind), [&](Cell& c, size_t at) __attribute__((always_inline)) {
     if (kind != AccessKind::write && c.write_epoch < written_since)
       conflict = {Violation::never_written};
     else

@@ -114,25 +114,24 @@ int element(const uint32_t* registers, int r, int i, int8_t) { return static_cas
 template <class T, class Sum, class Total>
 void multiply_fragments(void* const* records) {
   constexpr int n = 4 / sizeof(T), K = 8 * n;
-  using Element = decltype(element(nullptr, 0, 0, T{}));
-  Element a[16][K], b[8][K];
+  Sum a[16][K], b[K][8], d[16][8] = {};
   for (int lane = 0; lane < 32; ++lane) {
     const auto& m = *static_cast<const MatrixRecord*>(records[lane]);
     const int g = lane / 4, c = lane % 4;
     for (int r = 0; r < 4; ++r)
       for (int i = 0; i < n; ++i) a[g + 8 * (r & 1)][n * (c + 4 * (r >> 1)) + i] = element(m.a, r, i, T{});
     for (int r = 0; r < 2; ++r)
-      for (int i = 0; i < n; ++i) b[g][n * (c + 4 * r) + i] = element(m.b, r, i, T{});
+      for (int i = 0; i < n; ++i) b[n * (c + 4 * r) + i][g] = element(m.b, r, i, T{});
   }
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < K; ++k)
+      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
   for (int lane = 0; lane < 32; ++lane) {
     auto& m = *static_cast<MatrixRecord*>(records[lane]);
     for (int r = 0; r < 4; ++r) {
-      const int row = lane / 4 + 8 * (r >> 1), column = 2 * (lane % 4) + (r & 1);
-      Total before;
-      std::memcpy(&before, &m.d[r], 4);
-      Sum sum = 0;
-      for (int k = 0; k < K; ++k) sum += a[row][k] * b[column][k];
-      const Total total = static_cast<Total>(sum + before);
+      Total total;
+      std::memcpy(&total, &m.d[r], 4);
+      total = static_cast<Total>(d[lane / 4 + 8 * (r >> 1)][2 * (lane % 4) + (r & 1)] + total);
       std::memcpy(&m.d[r], &total, 4);
     }
   }
