@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads) join_write(JoinTask a, int64_t chunk
       if constexpr (kSoftmax) {
         const float inverse = div_rn(1.0f, static_cast<float>(a.weight[r.row * a.G + g]));
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) p[i] = add_rn(p[i], mul_rn(static_cast<float>(exp_weight(s[i] - top)), inverse));
+        for (int i = 0; i < kEach; ++i)
+          p[i] = add_rn(p[i], mul_rn(static_cast<float>(exp_weight(s[i] - top)), inverse));
       } else {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) joined[i] = s[i] - top > joined[i] ? s[i] - top : joined[i];

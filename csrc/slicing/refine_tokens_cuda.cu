@@ -28,7 +28,8 @@ int64_t refine_tokens_workspace(const slicing::SketchScoreArgs& a) { return Layo
 void refine_tokens(const slicing::SketchScoreArgs& a, const Exec& exec) {
   const Layout l(a, exec.workspace.data);
   const DeviceSelection list = DeviceSelection::of(a.cand_indices, a.cand_counts);
-  launch_scan_listed(l.task, list, a.cand_indices.shape[3], l.scores, exec.workspace.as<char>() + l.queries, exec.stream);
+  launch_scan_listed(l.task, list, a.cand_indices.shape[3], l.scores, exec.workspace.as<char>() + l.queries,
+                     exec.stream);
   JoinTask join = join_task(l.task, l.scores, a.pool, a.out);
   join.scores = l.scores.second;
   join.list = list;

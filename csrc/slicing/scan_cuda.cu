@@ -37,8 +37,8 @@ struct FragmentPlace {
 };
 
 template <class T, int R, bool Uniform>
-__global__ void __launch_bounds__(32 * kPrepareWarps) scan_prepare(ScanTask a, ScanQueries out, HeadScores scores,
-                                                                   int lanes) {
+__global__ void __launch_bounds__(32 * kPrepareWarps, R == 1 ? 8 : 4)
+    scan_prepare(ScanTask a, ScanQueries out, HeadScores scores, int lanes) {
   const SketchRow<R, Uniform> row(a.D, lanes);
   const int64_t i = (int64_t{blockIdx.x} * kPrepareWarps + warp_id()) * (32 / lanes) + lane_id() / lanes;
   const int64_t unit = i / out.columns, b = unit / a.Hkv, h = unit % a.Hkv;
@@ -98,9 +98,9 @@ __device__ __forceinline__ uint2 spread_bits(uint32_t byte) {
 
 struct ScanBlock {
   int64_t b, h;
-  int t;               // listed: the query token
-  int column, count;   // the block's columns
-  int64_t first;       // position, or entry of the list
+  int t;              // listed: the query token
+  int column, count;  // the block's columns
+  int64_t first;      // position, or entry of the list
 };
 
 // Columns of one unit, up to 8 a block: all query tokens together, or listed, each for itself.
@@ -122,8 +122,8 @@ __device__ __forceinline__ ScanBlock scan_block(const ScanTask& a, int64_t chunk
 // A thread scores one token for up to 8 columns. Floor: D / 8 bytes a plane and 2 for the norm, once for all columns;
 // rows of fewer than 16 tokens do not let it be reached.
 template <bool kListed, bool kBoth>
-__global__ void __launch_bounds__(kScanThreads) scan_any(ScanTask a, ScanQueries queries, HeadScores scores,
-                                                        DeviceSelection list, int64_t chunks, int groups) {
+__global__ void __launch_bounds__(kScanThreads)
+    scan_any(ScanTask a, ScanQueries queries, HeadScores scores, DeviceSelection list, int64_t chunks, int groups) {
   SIC_DYNAMIC_SHARED(uint2, query);  // [row_bytes][8]
   const ScanBlock s = scan_block<kListed>(a, chunks, groups);
   const int64_t visible = a.seq_lens.visible(s.b, 1, 0, a.positions);
@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(kScanThreads) scan_any(ScanTask a, ScanQueries
     const Place place = a.pages.place(s.b, pos);
     const uint32_t page = a.pages.split.page, block = place.offset & ~uint32_t{slicing::kTokenBlock - 1};
     const int64_t width = page - block < slicing::kTokenBlock ? page - block : slicing::kTokenBlock;
-    const uint8_t* bits = a.sketch.page_bits(place.page_id, s.h) + int64_t{block} * queries.row_bytes + (place.offset - block);
+    const uint8_t* bits =
+        a.sketch.page_bits(place.page_id, s.h) + int64_t{block} * queries.row_bytes + (place.offset - block);
     const int64_t plane = int64_t{page} * queries.row_bytes;
     norm = to_float(a.sketch.page_norm(place.page_id, s.h)[place.offset]);
     for (int j = 0; j < queries.row_bytes; ++j, bits += width) {
@@ -277,9 +278,11 @@ void launch_scan(const ScanTask& a, const HeadScores& scores, void* scratch, voi
   const dim3 grid(static_cast<unsigned>(a.units() * groups * chunks));
   const size_t shared = 64 * static_cast<size_t>(queries.row_bytes);
   if (scores.second)
-    launch(scan_any<false, true>, grid, dim3(kScanThreads), shared, stream, a, queries, scores, DeviceSelection{}, chunks, groups);
+    launch(scan_any<false, true>, grid, dim3(kScanThreads), shared, stream, a, queries, scores, DeviceSelection{},
+           chunks, groups);
   else
-    launch(scan_any<false, false>, grid, dim3(kScanThreads), shared, stream, a, queries, scores, DeviceSelection{}, chunks, groups);
+    launch(scan_any<false, false>, grid, dim3(kScanThreads), shared, stream, a, queries, scores, DeviceSelection{},
+           chunks, groups);
 }
 
 void launch_scan_listed(const ScanTask& a, const DeviceSelection& list, int64_t width, const HeadScores& scores,

@@ -31,9 +31,9 @@ ScanTask scan_task(const slicing::SketchScoreArgs&);
 
 // Scores of each (sequence, query token, query head), in that order, and what joining the heads of a group needs.
 struct HeadScores {
-  int16_t* first = nullptr;              // [rows][stride], by plane 0
-  int16_t* second = nullptr;             // by both planes; null if not wanted
-  int32_t* top = nullptr;                // [rows]: of `first` over the visible positions, of listed scores over the list
+  int16_t* first = nullptr;   // [rows][stride], by plane 0
+  int16_t* second = nullptr;  // by both planes; null if not wanted
+  int32_t* top = nullptr;     // [rows]: of `first` over the visible positions, of listed scores over the list
   unsigned long long* weight = nullptr;  // [rows]: zeroed by the scan
   int64_t stride = 0;                    // a multiple of 64; scores beyond the visible are not defined
 };

@@ -3,12 +3,13 @@
 // A warp takes 32 tokens, two blocks of 16, at a time. A plane's row of 16 bytes holds 8 channels of 16 tokens. Lane
 // (n, c) = (lane / 4, lane % 4) reads a word, 4 tokens 4n..4n+3, of each of R rows R c..R c + R - 1, and transposes:
 // word u then holds 8 R channels of token 4n + u, as they are needed for row n of a fragment, bit by bit. The bits stay
-// where they are, worth 1, 2 or 4: the queries, within +-31, are stored worth 4, 2 or 1, and sums are 4 times too large.
-// Channels go 128 at a time (R = 4), then 64 (R = 2), then 32 (R = 1), so that no product is wasted.
+// where they are, worth 1, 2 or 4: the queries, within +-31, are stored worth 4, 2 or 1, and sums are 4 times too
+// large. Channels go 128 at a time (R = 4), then 64 (R = 2), then 32 (R = 1), so that no product is wasted.
 //
-// Floor at D = 128, both planes: 34 bytes a token and KV head, 2.3 clk per SM (H100); a plane takes 40 bit operations a
-// lane and 8 products for 32 tokens, and the scores of 4 heads some 35, together about 2 clk a token. Copies run three
-// steps ahead (1088 bytes a warp each), so that more than 32 KB an SM are under way.
+// Floor at D = 128, both planes, 4 heads: 34 bytes a token and KV head read and 16 written for the scores, 2.3 clk per
+// SM for those from memory and 3.4 together (H100). A step is some 330 instructions a warp, 2.6 clk a token: 80 of them
+// take bits apart, 16 are products. Copies run three steps ahead (1088 bytes a warp each), so that more than 32 KB an
+// SM are under way.
 #include <algorithm>
 
 #include "slicing/scan_queries_cuda.cuh"
@@ -17,8 +18,8 @@
 namespace sic::gpu {
 namespace {
 
-constexpr int kStep = 32;    // tokens of a warp's step
-constexpr int kStages = 4;   // of a warp's ring
+constexpr int kStep = 32;   // tokens of a warp's step
+constexpr int kStages = 4;  // of a warp's ring
 constexpr int kMaxWarps = 8;
 constexpr int64_t kTargetBlocks = 4 * 132, kMaxChunk = 4096;
 
@@ -51,25 +52,27 @@ template <int kD, bool kBoth>
 class Stager {
  public:
   __device__ Stager(const ScanTask& a, int64_t b, int64_t h, int32_t end)
-      : a_(a), b_(b), h_(h), end_(end), half_(lane_id() >> 2 & 1) {}
+      : a_(a),
+        b_(b),
+        end_(end),
+        half_(lane_id() >> 2 & 1),
+        bits_(a.sketch.page_bits(0, h)),
+        norm_(reinterpret_cast<const char*>(a.sketch.page_norm(0, h)) + 16 * (lane_id() & 1)) {}
 
   __device__ __forceinline__ static int bytes(int D) { return (kBoth ? 8 : 4) * D + 64; }
 
   // The page of this lane's block, asked for one step before it is needed.
   __device__ __forceinline__ void look_up(int32_t pos) {
     pos += half_ * slicing::kTokenBlock;
-    if (pos < end_) place_ = a_.pages.place(b_, static_cast<uint32_t>(pos));
     valid_ = pos < end_;
+    if (!valid_) return;
+    const Place place = a_.pages.place(b_, static_cast<uint32_t>(pos));
+    page_ = static_cast<uint32_t>(place.page_id), offset_ = place.offset;
   }
 
   __device__ __forceinline__ void copy(char* stage) const {
     const int D = kD ? kD : a_.D, lane = lane_id(), pieces = D / 4;
-    const uint8_t* bits = a_.sketch.bits;
-    const char* norm = reinterpret_cast<const char*>(a_.sketch.norm);
-    if (valid_) {
-      bits = a_.sketch.page_bits(place_.page_id, h_) + int64_t{place_.offset} * (D / 8);
-      norm = reinterpret_cast<const char*>(a_.sketch.page_norm(place_.page_id, h_) + place_.offset);
-    }
+    const uint8_t* bits = bits_ + (page_ * a_.sketch.bits_stride[0] + offset_ * static_cast<uint32_t>(D / 8));
     const int64_t plane = int64_t{a_.pages.split.page} * (D / 8);
 #pragma unroll
     for (int q = lane; q < (kBoth ? 2 : 1) * pieces; q += 32) {
@@ -77,16 +80,19 @@ class Stager {
       cp_async16(stage + 16 * q, bits + (second ? plane : 0) + 16 * row_of_piece(second ? q - pieces : q, D), valid_);
     }
     if (lane < 8 && (lane & 3) < 2)
-      cp_async16(stage + bytes(D) - 64 + 32 * half_ + 16 * (lane & 1), norm + 16 * (lane & 1), valid_);
+      cp_async16(stage + bytes(D) - 64 + 32 * half_ + 16 * (lane & 1),
+                 norm_ + 2 * (page_ * a_.sketch.norm_stride[0] + offset_), valid_);
   }
 
  private:
   const ScanTask& a_;
-  int64_t b_, h_;
+  int64_t b_;
   int32_t end_;
   int half_;
+  const uint8_t* bits_;  // of the head, on page 0
+  const char* norm_;
   bool valid_ = false;
-  Place place_{};
+  uint32_t page_ = 0, offset_ = 0;  // fewer than 2^32 pages: each holds a sequence's position, and those are below 2^31
 };
 
 // Rows to columns: byte i of x[u] is byte u of w[i].
@@ -153,8 +159,8 @@ struct Fragments {
 
 // Both planes of one piece of 32 R channels; first_step: its first k-step.
 template <int R, bool kBoth, int kTiles, class Queries>
-__device__ __forceinline__ void add_piece(const uint32_t* piece, int plane_words, const Queries& queries, int first_step,
-                                          Sums<kTiles> (&sums)[kBoth ? 2 : 1]) {
+__device__ __forceinline__ void add_piece(const uint32_t* piece, int plane_words, const Queries& queries,
+                                          int first_step, Sums<kTiles> (&sums)[kBoth ? 2 : 1]) {
   uint32_t x[kBoth ? 2 : 1][4];
 #pragma unroll
   for (int p = 0; p < (kBoth ? 2 : 1); ++p) load_tokens<R>(piece + p * plane_words, x[p]);
@@ -195,7 +201,7 @@ struct Column {
   int16_t* row = nullptr;  // in first; second is a constant distance away
   float first = 0, second = 0, top = -INFINITY;
   int init = 0;
-  int32_t visible = 0;
+  int32_t visible = -1;  // a column that only fills the tile
 
   __device__ __forceinline__ void set(const MmaParams& p, int64_t b, int64_t h, int64_t unit, int column) {
     const int64_t at = unit * p.queries.columns + column;
@@ -209,7 +215,7 @@ struct Column {
   }
 };
 
-// Scores of kTokens consecutive tokens, of which `counts` come before the column's end.
+// Scores of kTokens consecutive tokens from pos on.
 template <int kTokens, bool kBoth>
 __device__ __forceinline__ void put_scores(Column& column, const int (&first)[kTokens], const int (&second)[kTokens],
                                            const float (&norm)[kTokens], int32_t pos, int64_t to_second) {
@@ -221,8 +227,8 @@ __device__ __forceinline__ void put_scores(Column& column, const int (&first)[kT
     a[i] = rounded_score(s);
     if (kBoth) b[i] = rounded_score(scaled_dot(fmaf(2.0f, dot, half_of_magic(second[i])), norm[i], column.second));
   }
-  if (!column.row) return;
-  const auto store = [&](int16_t* to, const uint32_t(&v)[kTokens]) {
+  if (column.visible < 0) return;
+  const auto store = [&](int16_t* to, const uint32_t (&v)[kTokens]) {
     if constexpr (kTokens == 2) {
       *reinterpret_cast<uint32_t*>(to) = byte_perm(v[0], v[1], 0x5410);
     } else {
@@ -231,6 +237,47 @@ __device__ __forceinline__ void put_scores(Column& column, const int (&first)[kT
   };
   store(column.row + pos, a);
   if (kBoth) store(column.row + pos + to_second, b);
+}
+
+template <int kTiles>
+__device__ __forceinline__ void start_sums(const Column (&columns)[kTiles][2], Sums<kTiles>& sums) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums.v[tile][i / 4][i % 4] = columns[tile][i & 1].init;
+}
+
+template <int kTokens>
+__device__ __forceinline__ void load_norms(const char* from, float (&norm)[kTokens]) {
+#pragma unroll
+  for (int i = 0; i < kTokens; i += 2) {
+    const float2 two = unpack_bf16x2(*reinterpret_cast<const uint32_t*>(from + 2 * i));
+    norm[i] = two.x, norm[i + 1] = two.y;
+  }
+}
+
+// The sums of the lane's column k for its tokens; with four columns, lanes c = 2 and 3 take over tokens 4n + {2, 3}.
+template <Columns kColumns, int kTokens>
+__device__ __forceinline__ void sums_of_column(const int (&tile)[2][4], int k, int (&v)[kTokens]) {
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if constexpr (kColumns == kFour) {
+      const int other = __shfl_xor_sync(kFullWarp, tile[1][2 * i + k], 2);
+      v[i] = lane_id() & 2 ? other : tile[0][2 * i + k];
+    } else {
+      v[i] = tile[i / 2][i % 2 * 2 + k];
+    }
+  }
+}
+
+template <Columns kColumns>
+__device__ __forceinline__ void publish_top(const MmaParams& p, const Column& column) {
+  constexpr int kHolders = kColumns == kFour ? 2 : 4;  // lanes that hold different columns
+  float top = column.top;
+#pragma unroll
+  for (int s = kHolders; s < 32; s *= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, s));
+  if (lane_id() < kHolders && top > -INFINITY)
+    atomicMax(p.scores.top + (column.row - p.scores.first) / p.scores.stride, round_to_int(top));
 }
 
 template <int kD, Columns kColumns, bool kBoth>
@@ -263,31 +310,27 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kColumns == kSixteen ? 2 : 3)
   Stager<kD, kBoth> stager(a, b, h, end);
   int32_t ahead = start;
   stager.look_up(ahead);
-  const auto copy_next = [&](int stage) {
+  const auto copy_next = [&](uint32_t stage) {
     if (ahead < end) stager.copy(ring + stage * stage_bytes);
     cp_async_commit();
     ahead += stride;
     if (ahead < end) stager.look_up(ahead);
   };
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) copy_next(s);
+  for (uint32_t s = 0; s < kStages - 1; ++s) copy_next(s);
 
-  // Columns of the lane: two of each tile. With four columns, lanes c = 2 and 3 have those of lanes c - 2, other tokens.
+  // Columns of the lane: two of each tile.
   const int pair = kColumns == kFour ? lane & 1 : lane & 3, token = kColumns == kFour ? 4 * n + (lane & 2) : 4 * n;
   Column columns[kTiles][2];
-  int init[kTiles][2];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      columns[tile][k].set(p, b, h, unit, 8 * (group * kTiles + tile) + 2 * pair + k);
-      init[tile][k] = columns[tile][k].init;
-    }
+    for (int k = 0; k < 2; ++k) columns[tile][k].set(p, b, h, unit, 8 * (group * kTiles + tile) + 2 * pair + k);
   const int64_t to_second = kBoth ? p.scores.second - p.scores.first : 0;
   __syncthreads();
   const Fragments<kTiles == 1 ? kD / 32 : 0, kTiles> queries(query, steps);
 
-  int slot = 0;
+  uint32_t slot = 0;
   for (int32_t pos = start; pos < end; pos += stride) {
     cp_async_wait<kStages - 2>();
     __syncwarp();  // the others' copies too; and all are done with the slot that is filled next
@@ -296,54 +339,25 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kColumns == kSixteen ? 2 : 3)
     slot = (slot + 1) % kStages;
     Sums<kTiles> sums[kPlanes];
 #pragma unroll
-    for (int plane = 0; plane < kPlanes; ++plane)
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sums[plane].v[tile][j / 4][j % 4] = init[tile][j & 1];
+    for (int plane = 0; plane < kPlanes; ++plane) start_sums(columns, sums[plane]);
     add_planes<kD, kBoth>(reinterpret_cast<const uint32_t*>(stage), D, queries, sums);
-
     float norm[kTokens];
-    const char* const norms = stage + stage_bytes - 64 + 2 * token;
-#pragma unroll
-    for (int j = 0; j < kTokens; j += 2) {
-      const float2 two = unpack_bf16x2(*reinterpret_cast<const uint32_t*>(norms + 2 * j));
-      norm[j] = two.x, norm[j + 1] = two.y;
-    }
+    load_norms(stage + stage_bytes - 64 + 2 * token, norm);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         int v[2][kTokens] = {};
 #pragma unroll
-        for (int plane = 0; plane < kPlanes; ++plane) {
-          const auto& sum = sums[plane].v[tile];
-          if constexpr (kColumns == kFour) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const int other = __shfl_xor_sync(kFullWarp, sum[1][2 * j + k], 2);
-              v[plane][j] = lane & 2 ? other : sum[0][2 * j + k];
-            }
-          } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) v[plane][j] = sum[j / 2][j % 2 * 2 + k];
-          }
-        }
+        for (int plane = 0; plane < kPlanes; ++plane) sums_of_column<kColumns>(sums[plane].v[tile], k, v[plane]);
         put_scores<kTokens, kBoth>(columns[tile][k], v[0], v[1], norm, pos + token, to_second);
       }
   }
   cp_async_wait<0>();
-
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      float top = columns[tile][k].top;
-#pragma unroll
-      for (int s = kColumns == kFour ? 2 : 4; s < 32; s *= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, s));
-      if (lane < (kColumns == kFour ? 2 : 4) && top > -INFINITY)
-        atomicMax(p.scores.top + (columns[tile][k].row - p.scores.first) / p.scores.stride, round_to_int(top));
-    }
+    for (int k = 0; k < 2; ++k) publish_top<kColumns>(p, columns[tile][k]);
 }
 
 template <int kD, Columns kColumns, bool kBoth>
@@ -353,7 +367,8 @@ void launch_kernel(const MmaParams& p, void* stream) {
   int64_t warps = kMaxWarps;
   while (warps > 1 && warps * warp_bytes > 40 * 1024) warps /= 2;
   launch(scan_mma<kD, kColumns, kBoth>, dim3(static_cast<unsigned>(p.a.units() * p.groups * p.chunks)),
-         dim3(static_cast<unsigned>(32 * warps)), static_cast<size_t>(tiles * p.a.D * 8 + warps * warp_bytes), stream, p);
+         dim3(static_cast<unsigned>(32 * warps)), static_cast<size_t>(tiles * p.a.D * 8 + warps * warp_bytes), stream,
+         p);
 }
 
 template <Columns kColumns, bool kBoth>

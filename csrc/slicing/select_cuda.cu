@@ -197,8 +197,7 @@ template <class T>
 __device__ Rank write_chosen(const SelectTask& a, const Row<T>& row, const SelectCut& cut, Rank rank) {
   __shared__ uint32_t totals[2][32];
   int32_t* const out = a.marks ? nullptr : a.out.row(row.at.b, row.at.t, row.at.h);
-  uint8_t* const marks =
-      a.marks ? a.marks + ((int64_t{row.at.b} * a.T + row.at.t) * a.Hkv + row.at.h) * a.N : nullptr;
+  uint8_t* const marks = a.marks ? a.marks + ((int64_t{row.at.b} * a.T + row.at.t) * a.Hkv + row.at.h) * a.N : nullptr;
   int buffer = 0;
   for (int32_t from = row.begin; from < row.end; from += static_cast<int32_t>(blockDim.x), buffer ^= 1) {
     const int32_t i = from + static_cast<int32_t>(threadIdx.x);
@@ -325,7 +324,8 @@ __global__ void __launch_bounds__(kChunkThreads) select_count(SelectTask a, Scra
   }
   above = block_reduce_add(above, s.reduce);
   equal = block_reduce_add(equal, s.reduce);
-  if (threadIdx.x == 0) scratch.chunk_counts[int64_t{blockIdx.y} * scratch.chunks + blockIdx.x] = make_uint2(above, equal);
+  if (threadIdx.x == 0)
+    scratch.chunk_counts[int64_t{blockIdx.y} * scratch.chunks + blockIdx.x] = make_uint2(above, equal);
 }
 
 template <class T>

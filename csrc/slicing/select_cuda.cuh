@@ -192,7 +192,8 @@ struct Slot {
   uint32_t key[kUnits];
 
   // Empty if !in.
-  __device__ __forceinline__ Slot(const SlotReader<T>& r, int32_t slot, bool in = true) : first(slot * kUnits - r.skew) {
+  __device__ __forceinline__ Slot(const SlotReader<T>& r, int32_t slot, bool in = true)
+      : first(slot * kUnits - r.skew) {
     lo = first < 0 ? -first : 0;
     hi = !in ? 0 : r.visible - first < kUnits ? r.visible - first : kUnits;
     if (lo == 0 && hi == kUnits) {
