@@ -153,23 +153,40 @@ void check_mask(const Thread& t) {
   if (t.mask & ~w.born) fault(t.place, "%s: mask %08x names lanes that the block does not have", name, t.mask);
   if (t.mask & ~w.alive)
     fault(t.place, "%s: mask %08x names lanes that have ended, %08x", name, t.mask, t.mask & ~w.alive);
-  const unsigned waiting = w.waiting & t.mask;
-  if (!waiting) return;
-  const Thread& other = thread(t.warp * kWarp + __builtin_ctz(waiting));  // it agrees with the rest
-  const bool same = t.operation == other.operation && t.mask == other.mask;
-  if (same && (t.operation == &warp_barrier_operation || same_site(t.place, other.place))) return;
-  fault_between(t.place, other.place,
-                "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x",
-                t.lane, name, t.mask, other.lane, other.operation->name, other.mask);
+}
+
+bool agree(const Thread& a, const Thread& b) {
+  return a.operation == b.operation && a.mask == b.mask &&
+         (a.operation == &warp_barrier_operation || same_site(a.place, b.place));
+}
+
+// Joins those who wait; whether everybody in the mask is there. Lanes that wait for others only are none of t's
+// business.
+bool join(const Thread& t) {
+  Warp& w = warp_of(t);
+  bool all_there = ((w.waiting | 1u << t.lane) & t.mask) == t.mask;
+  if (!w.waiting) w.uniform = true;
+  if (!w.uniform || (w.waiting && !agree(t, thread(t.warp * kWarp + __builtin_ctz(w.waiting))))) {
+    w.uniform = false;
+    for_lanes(t, w.waiting, [&](const Thread& other) {
+      if (agree(t, other) || !(t.mask >> other.lane & 1)) return;
+      all_there = false;
+      if (other.mask >> t.lane & 1)  // each waits for the other
+        fault_between(
+            t.place, other.place,
+            "lanes of a warp meet in different operations: lane %d in %s, mask %08x; lane %d in %s, mask %08x", t.lane,
+            t.operation->name, t.mask, other.lane, other.operation->name, other.mask);
+    });
+  }
+  w.waiting |= 1u << t.lane;
+  return all_there;
 }
 
 void meet(const WarpOperation& operation, unsigned mask, void* record, const Place& place) {
   Thread& t = self();
-  Warp& w = warp_of(t);
   t.operation = &operation, t.mask = mask, t.record = record, t.place = place;
   check_mask(t);
-  w.waiting |= 1u << t.lane;
-  if ((w.waiting & mask) != mask) {
+  if (!join(t)) {
     t.state = State::at_warp_operation;
     return leave(t.context);
   }
@@ -177,7 +194,7 @@ void meet(const WarpOperation& operation, unsigned mask, void* record, const Pla
   for_lanes(t, mask, [&](const Thread& lane) { records[lane.lane] = lane.record; });
   operation.combine(records, mask);
   if (&operation == &warp_barrier_operation) order_lanes(t, mask);
-  w.waiting &= ~mask;
+  warp_of(t).waiting &= ~mask;
   // The last to arrive goes on, the others are next.
   const unsigned others = mask & ~(1u << t.lane);
   for_lanes(t, others, [](Thread& lane) { lane.state = State::ready; });

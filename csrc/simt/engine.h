@@ -47,6 +47,7 @@ struct Thread {
 
 struct Warp {
   unsigned born, alive, waiting;
+  bool uniform;                  // all who wait wait for the same
   uint32_t clock;                // counts warp barriers since the last block barrier
   uint32_t full_time;            // the clock at the last barrier of the whole warp
   bool partial;                  // known is in use: some barrier was of a part of the warp
