@@ -66,8 +66,8 @@ cudaError_t outside_capture() {
 }
 
 void submit(KernelCall call, cudaStream_t stream) {
+  if (in_kernel()) return fault({}, "a kernel launches a kernel");
   const Lock hold;
-  if (engine.current) return fault({}, "a kernel launches a kernel");
   if (!engine.error.empty()) throw_fault();  // of host code, on its way here
   const void* entry = call.entry;
   cudaError_t status = launch_problem(call);

@@ -78,6 +78,12 @@ struct Engine {
 };
 extern Engine engine;
 
+// Whether the caller is kernel code: other threads of the process may be in host code at the same time.
+__forceinline__ bool in_kernel() {
+  const auto* frame = static_cast<const char*>(__builtin_frame_address(0));
+  return static_cast<size_t>(frame - engine.stack) < StackPool::kBytes;
+}
+
 // Runs all blocks; throws Error for the first fault. The caller holds the lock.
 void run_kernel(const KernelCall& call);
 

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "core/check.h"
-#include "simt/engine.h"
+#include "simt/checker.h"
 
 namespace sic::simt {
 namespace {
@@ -77,16 +77,23 @@ std::string index_text(const char* what, uint3 i) {
   return text;
 }
 
-void fault_at(const Place& place, const Place& other, const char* format, va_list arguments) {
+void keep(const Place& place, const Place& other, const char* format, va_list arguments) {
   if (!engine.error.empty()) return;
   char text[512];
   std::vsnprintf(text, sizeof text, format, arguments);
   engine.error = text;
   fault_place = place, fault_other = other;
   fault_thread = engine.current;
-  if (!engine.current) return;
-  engine.current = nullptr;
+}
+
+void fault_at(const Place& place, const Place& other, const char* format, va_list arguments) {
+  if (!in_kernel()) {
+    const Lock hold;  // others may be running a kernel
+    return keep(place, other, format, arguments);
+  }
   engine.hooks = false;
+  keep(place, other, format, arguments);
+  engine.current = nullptr;
   stop_kernel();
 }
 
@@ -107,14 +114,14 @@ void fault_between(const Place& place, const Place& other, const char* format, .
 }
 
 void throw_fault() {
-  const bool in_kernel = engine.call.entry;
-  std::string message = (in_kernel ? kernel_name(engine.call.entry) : "host code") + ": " + engine.error;
+  const bool of_kernel = engine.call.entry;
+  std::string message = (of_kernel ? kernel_name(engine.call.entry) : "host code") + ": " + engine.error;
   const std::string where = describe(fault_place), other = describe(fault_other);
   if (!where.empty()) message += ", at " + where;
   if (!other.empty() && other != where) message += " and " + other;
-  if (in_kernel) message += " [" + index_text("block", engine.block);
-  if (in_kernel && fault_thread) message += index_text(", thread", fault_thread->index);
-  if (in_kernel) message += "]";
+  if (of_kernel) message += " [" + index_text("block", engine.block);
+  if (of_kernel && fault_thread) message += index_text(", thread", fault_thread->index);
+  if (of_kernel) message += "]";
   engine.error.clear();
   engine.call = {};
   throw Error(message);

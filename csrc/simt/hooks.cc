@@ -11,11 +11,12 @@ namespace {
 using namespace sic::simt;
 
 // A thread's own stack is its registers and local memory.
-inline bool watched(const void* p) {
-  return engine.hooks && static_cast<size_t>(static_cast<const char*>(p) - engine.stack) >= StackPool::kBytes;
+__forceinline__ bool watched(const void* p) {
+  return engine.hooks && in_kernel() &&
+         static_cast<size_t>(static_cast<const char*>(p) - engine.stack) >= StackPool::kBytes;
 }
 
-inline void access(const void* p, size_t n, AccessKind kind, size_t alignment, const void* pc) {
+__forceinline__ void access(const void* p, size_t n, AccessKind kind, size_t alignment, const void* pc) {
   if (!watched(p)) return;
   ++engine.counters.accesses;
   check_access(p, n, kind, alignment, {{}, pc});
