@@ -5,6 +5,8 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
+#include <unordered_map>
 
 #include "core/check.h"
 #include "simt/checker.h"
@@ -15,20 +17,29 @@ namespace {
 Place fault_place, fault_other;
 const Thread* fault_thread = nullptr;
 
-// What addr2line says of an address in a loaded file; empty without that tool or without debug information.
-std::string symbolise(const void* address, const char* options) {
-  Dl_info info;
-  if (!dladdr(address, &info) || !info.dli_fname) return {};
-  char command[4096];
-  std::snprintf(command, sizeof command, "addr2line -C %s -e '%s' %#zx 2>/dev/null", options, info.dli_fname,
-                reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(info.dli_fbase));
+std::string run(const char* command) {
   std::string text;
   if (FILE* pipe = popen(command, "r")) {
     char part[512];
     while (size_t n = std::fread(part, 1, sizeof part, pipe)) text.append(part, n);
     pclose(pipe);
   }
-  return text.find("??") == std::string::npos ? text : std::string();
+  return text;
+}
+
+// What addr2line says of an address in a loaded file, the name of its function first; empty without that tool or
+// without debug information. It takes a while, so answers are kept.
+const std::string& symbolise(const void* address) {
+  static std::unordered_map<const void*, std::string> known;
+  const auto [entry, fresh] = known.try_emplace(address);
+  Dl_info info;
+  if (!fresh || !dladdr(address, &info) || !info.dli_fname) return entry->second;
+  char command[4096];
+  std::snprintf(command, sizeof command, "addr2line -f -i -C -e '%s' %#zx 2>/dev/null", info.dli_fname,
+                reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(info.dli_fbase));
+  std::string text = run(command);
+  if (text.find("??") == std::string::npos) entry->second = std::move(text);
+  return entry->second;
 }
 
 std::string from_source_root(const std::string& path) {
@@ -36,16 +47,13 @@ std::string from_source_root(const std::string& path) {
   return root == std::string::npos ? path : path.substr(root + 1);
 }
 
-// "a.cuh:12 in b.cu:40": the line, and the lines that it was inlined into.
+// "a.cuh:12 in b.cu:40": the line, and the lines that it was inlined into. Names and lines alternate.
 std::string lines_of(const void* pc) {
-  const std::string text = symbolise(static_cast<const char*>(pc) - 1, "-i");
-  std::string result;
-  for (size_t i = 0; i < text.size();) {
-    const size_t end = std::min(text.find('\n', i), text.size());
-    std::string line = from_source_root(text.substr(i, end - i));
+  std::istringstream text(symbolise(static_cast<const char*>(pc) - 1));
+  std::string result, name, line;
+  while (std::getline(text, name) && std::getline(text, line)) {
     line.erase(std::min(line.find(" (discriminator"), line.size()));
-    result += (result.empty() ? "" : " in ") + line;
-    i = end + 1;
+    result += (result.empty() ? "" : " in ") + from_source_root(line);
   }
   return result;
 }
@@ -55,7 +63,7 @@ void erase_all(std::string& text, const char* part) {
 }
 
 std::string kernel_name(const void* entry) {
-  std::string text = symbolise(entry, "-f");
+  std::string text = symbolise(entry);
   text.erase(std::min(text.find('\n'), text.size()));
   erase_all(text, "(anonymous namespace)::");
   erase_all(text, "sic::gpu::");
