@@ -8,6 +8,9 @@
 
 namespace sic::bind {
 void bind_slicing(py::module_&);
+#if defined(SIC_SIMT)
+void bind_simt(py::module_&);
+#endif
 }
 
 #if !defined(SIC_MODULE_NAME)
@@ -23,6 +26,9 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   namespace py = pybind11;
   sic::bind::register_errors();
   sic::bind::bind_slicing(m);
+#if defined(SIC_SIMT)
+  sic::bind::bind_simt(m);
+#endif
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);
   m.def("thread_pool", &sic::thread_pool_name);

@@ -39,7 +39,7 @@ SIC_SIMT_ATOMIC(atomicMin, old < value ? old : value)
 SIC_SIMT_ATOMIC(atomicAnd, old& value)
 SIC_SIMT_ATOMIC(atomicOr, old | value)
 SIC_SIMT_ATOMIC(atomicXor, old ^ value)
-SIC_SIMT_ATOMIC(atomicExch, value)
+SIC_SIMT_ATOMIC(atomicExch, (static_cast<void>(old), value))
 SIC_SIMT_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 SIC_SIMT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef SIC_SIMT_ATOMIC
