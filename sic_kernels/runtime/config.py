@@ -95,8 +95,8 @@ SETTINGS: tuple[Setting, ...] = (
             "milliseconds, an integer from 1 to 86400000", "age after which an execution cursor has expired"),
 )  # fmt: skip
 
-# Read by setup.py and the Makefile, not by the library: known here so that they are not called unknown.
-BUILD_NAMES = frozenset({"SIC_BUILD_DIR", "SIC_CMAKE_ARGS"})
+# Read by setup.py and the tests, not by the library: known here so that they are not called unknown.
+BUILD_NAMES = frozenset({"SIC_BUILD_DIR", "SIC_CMAKE_ARGS", "SIC_REQUIRE"})
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 

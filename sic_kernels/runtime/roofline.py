@@ -41,6 +41,9 @@ DEVICES = {
 }
 
 
+MEMSET = "memset"  # the name of a launch that sets memory
+
+
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """One kernel (or one setting of memory) of an op.
@@ -66,6 +69,16 @@ class Work:
     def nbytes(self) -> int:
         """What the op must touch at least, once."""
         return sum(launch.nbytes for launch in self.launches)
+
+    @property
+    def kernels(self) -> int:
+        """Launches that are kernels."""
+        return sum(launch.kernel != MEMSET for launch in self.launches)
+
+    @property
+    def fills(self) -> int:
+        """Launches that set memory."""
+        return len(self.launches) - self.kernels
 
 
 def seconds(device: Device, launch: Launch) -> float:

@@ -6,6 +6,7 @@ bench/ runs all of them on pytest-benchmark, `python -m sic_kernels bench` eithe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,22 @@ class Inputs:
         self.sketch = key_sketch(self.k_cache, self.tables.view(-1, self.M), lens, params)
         copies = self.sets if self.sets * shape.kv_bytes * 2 <= ROTATION_BYTES else 1
         self.rows = [self._rows(i) for i in range(copies)]
+
+    def on(self, device: str) -> Inputs:
+        """The same inputs there."""
+        twin, sketch = copy.copy(self), self.sketch
+        twin.device = torch.device(device)
+        for name in ("tables", "seq_lens", "k_cache", "v_cache"):
+            setattr(twin, name, getattr(self, name).to(device))
+        twin.q = [q.to(device) for q in self.q]
+        twin.rows = [(k.to(device), v.to(device)) for k, v in self.rows]
+        params = dataclasses.replace(
+            sketch.params, centre=sketch.params.centre.to(device), scale=sketch.params.scale.to(device)
+        )
+        twin.sketch = dataclasses.replace(
+            sketch, bits=sketch.bits.to(device), norm=sketch.norm.to(device), params=params
+        )
+        return twin
 
     def _sets(self) -> int:
         """So many that twice the last-level cache is read before the least op comes back to a set, as far as memory goes."""
@@ -121,7 +138,8 @@ def _small(inputs: Inputs) -> tuple[tuple[Inputs, str | None], tuple[Inputs, str
     Small enough for float64; the length is no multiple of the page.
     """
     shape = dataclasses.replace(inputs.shape, length=333, B=min(inputs.shape.B, 2))
-    return (Inputs(shape, sets=2, device=str(inputs.device)), None), (Inputs(shape, sets=2), "ref")
+    small = Inputs(shape, sets=2, device=str(inputs.device))
+    return (small, None), (small.on("cpu"), "ref")
 
 
 def _percent(name: str, ratio: float) -> str:
@@ -155,8 +173,8 @@ def _attend(inputs: Inputs, ratio: float) -> Bench:
 def _attend_pages(inputs: Inputs, ratio: float = 0.12) -> Bench:
     s, policy = inputs.shape, SlicePolicy(ratio=ratio, unit="page")
 
-    def summary_of(x: Inputs) -> Tensor:
-        return page_summary(x.k_cache, x.tables.view(-1, x.M), x.seq_lens.repeat(x.sets))
+    def summary_of(x: Inputs, backend: str | None = None) -> Tensor:
+        return page_summary(x.k_cache, x.tables.view(-1, x.M), x.seq_lens.repeat(x.sets), backend=backend)
 
     def run(x: Inputs, i: int, index: Tensor, **options: Any) -> SliceResult:
         k_cache, v_cache, table, lens = x.cache(i)
@@ -166,7 +184,7 @@ def _attend_pages(inputs: Inputs, ratio: float = 0.12) -> Bench:
     out = outputs_of(run(inputs, 0, summary))
 
     def verify() -> None:
-        got, want = (run(x, 1, summary_of(x), backend=b) for x, b in _small(inputs))
+        got, want = (run(x, 1, summary_of(x, b), backend=b) for x, b in _small(inputs))
         _close(got.out, want.out, "attend pages: out")
         _same(outputs_of(got)[2], outputs_of(want)[2], "attend pages: indices")
 
@@ -209,8 +227,10 @@ def _sliced(inputs: Inputs, ratio: float) -> Bench:
     out = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])
 
     def verify() -> None:
-        some = [(x, x.random(ratio)[1], b) for x, b in _small(inputs)]
-        got, want = (sliced_attention(x.q[1], *x.cache(1), c, backend=b) for x, c, b in some)
+        two = _small(inputs)
+        listed, counts, unit = two[0][0].random(ratio)[1]
+        some = [Selection(listed.to(x.device), counts.to(x.device), unit) for x, _ in two]
+        got, want = (sliced_attention(x.q[1], *x.cache(1), c, backend=b) for c, (x, b) in zip(some, two))
         _close(got[0], want[0], "sliced_attention: out")
         full = sliced_attention(inputs.q[0], *inputs.cache(0), chosen[0])[0]
         _close(as_rows(full, s.heads), peers.gather_p2(0, indices[0]), "sliced_attention: out at full length")

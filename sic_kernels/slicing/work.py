@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from ..runtime.roofline import Launch, Work
+from ..runtime.roofline import MEMSET, Launch, Work
 from .cases import BenchShape
 from .types import SlicePolicy
 
@@ -86,7 +86,7 @@ def selecting(s: BenchShape, count: int, width: int, item: int, first: bool) -> 
         return
     slots = ceil_div(width * item, 16)
     blocks = rows * ceil_div(slots, (slots * rows // (2 * FEW_ROWS) // 256 + 1) * 256)
-    yield Launch("memset", 0, rows * item * 256 * 4)
+    yield Launch(MEMSET, 0, rows * item * 256 * 4)
     for digit in range(item):
         yield Launch("select_digit", *((0, scores) if digit else (new, old)), blocks)
     yield Launch("select_count", 0, scores, blocks)
@@ -131,23 +131,30 @@ def key_sketch(s: BenchShape) -> Iterator[Launch]:
 def attend(s: BenchShape, ratio: float) -> Iterator[Launch]:
     """attend_cuda.cu with a key sketch: plane 0 makes a shortlist, both planes rank it, the best are read."""
     policy, tokens = SlicePolicy(ratio=ratio), listed_tokens(s, ratio)
-    width = s.page * ceil_div(s.length, s.page)
+    width, heads = s.page * ceil_div(s.length, s.page), s.B * s.heads * s.group
     yield from scan(s, 2)
     yield from join(s, "join_write")
     yield from selecting(s, listed_tokens(s, max(ratio, policy.candidates)), width, 2, False)
+    yield Launch(MEMSET, 0, heads * 4)
+    yield Launch(MEMSET, 0, heads * 8)
     yield from join(s, "join_tops", "join_weights", "join_write")
     yield from selecting(s, tokens, width, 2, False)
+    spans = ceil_div(s.length, 2048)
+    yield Launch("unread_tokens", 0, s.rows * s.group * 2 + s.B * s.heads * tokens * 4, s.B * s.heads * spans)
+    yield Launch("unread_total", 0, heads * spans * 8, ceil_div(heads, 256))
     yield from attention(s, tokens, s.attend_bytes(ratio) - s.sketch_bytes(2))
 
 
 def attend_pages(s: BenchShape, ratio: float = 0.12) -> Iterator[Launch]:
     """attend_cuda.cu with a page summary."""
     lists, pages, listed = s.B * s.heads, ceil_div(s.length, s.page), listed_pages(s, ratio)
-    scores = lists * s.group * pages * 4
-    summary = lists * pages * row_bytes(s)
+    scores, summary = lists * s.group * pages * 4, lists * pages * row_bytes(s)
+    spans = ceil_div(pages, 256)
     yield Launch("score_pages_kernel", summary, scores, lists * min(64, ceil_div(pages, 64)))
     yield Launch("join_pages_kernel", 0, scores + lists * pages * 4, lists * ceil_div(pages, 256))
     yield from selecting(s, listed, pages, 4, False)
+    yield Launch("unread_pages", 0, summary // 2, lists * spans)
+    yield Launch("unread_total", 0, lists * s.group * spans * 8, ceil_div(lists * s.group, 256))
     yield from attention(s, listed * s.page, lists * listed * s.page * row_bytes(s))
 
 

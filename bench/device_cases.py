@@ -1,0 +1,155 @@
+"""What device_check.py runs inside the package that it has built: each a short list, for a sanitizer or for a graph.
+
+python bench/device_cases.py cases --backend cuda     small cases of every op against their definitions, twice each
+python bench/device_cases.py graphs                   every benchmark captured, replayed, and replayed on other inputs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from sic_kernels.runtime import clocks
+from sic_kernels.runtime.bench_report import Bench
+from sic_kernels.slicing import benches, cases
+from sic_kernels.slicing.cases import BenchShape
+from sic_kernels.testing import assert_close, assert_same_bits, run
+
+EACH = 3  # cases of a list
+LONGEST = 2200  # tokens, or scores of a row: a sanitizer is a hundred times slower
+
+# What a decoder changes between two replays besides q, and the benchmarks that do not mind: the others' selections are given.
+SHORTER = 17
+FOLLOW_LENGTHS = ("attend 12 %", "attend 6 %", "attend pages 12 %", "dense", "score_tokens", "select")
+
+Tensor = torch.Tensor
+Capture = Callable[[Callable[[int], Any], int], Any]  # -> something with replay()
+
+
+def on(device: str, values: tuple) -> tuple:
+    return tuple(x.to(device) if isinstance(x, Tensor) else x for x in values)
+
+
+# --- cases --------------------------------------------------------------------------------------------------------------
+
+
+def length(case: cases.Case) -> int:
+    """Tokens of its sequences, or scores of a row."""
+    return sum(int(n) for n in str(case.shape.get("lens", case.shape.get("len", 0))).split("_"))
+
+
+def chosen(grid: str) -> list[cases.Case]:
+    """A few short cases from all over a list."""
+    short = [case for case in cases.grid(grid) if length(case) <= LONGEST]
+    return short[:: max(1, -(-len(short) // EACH))]
+
+
+def check_case(case: cases.Case, backend: str, device: str) -> None:
+    """Against the definition, and the same bits again."""
+    inputs = case.inputs()
+    want = case.expected(inputs)
+    got, again = (run(case.op, on(device, inputs), backend) for _ in range(2))
+    for i, (g, a, w) in enumerate(zip(got, again, want)):
+        what = f"{case.op} {case.name}: result {i}"
+        assert_same_bits(a.cpu(), g.cpu(), f"{what}, a second time")
+        if case.tolerance == cases.EXACT:
+            assert_same_bits(g.cpu(), w, what)
+        else:
+            limit = case.tolerance
+            atol, rtol = (limit.lse, 1e-6) if i else (limit.atol, limit.rtol)
+            assert_close(g.cpu(), w, atol=atol, rtol=rtol, what=what)
+
+
+def all_cases(backend: str, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Name and check of every case: those of the lists, then each benchmark's own check of its results."""
+    for grid in cases.grids():
+        for case in chosen(grid):
+            yield f"{case.op} {case.name}", lambda case=case: check_case(case, backend, device)
+    inputs = benches.Inputs(BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
+    for name in benches.NAMES:
+        yield name, lambda name=name: benches.build(name, inputs).verify()
+
+
+# --- graphs -------------------------------------------------------------------------------------------------------------
+
+
+def check_graph(bench: Bench, inputs: benches.Inputs, capture: Capture) -> None:
+    """A replay gives the bits of a call: on the inputs of the capture, and after they have changed in place."""
+    graph = capture(bench.function, 0)
+    compare(bench, graph, f"{bench.name}, {bench.shape.name}")
+    inputs.q[0].copy_(inputs.q[1])
+    follows = bench.name in FOLLOW_LENGTHS
+    if follows:
+        inputs.seq_lens.sub_(SHORTER)
+    try:
+        compare(bench, graph, f"{bench.name}, {bench.shape.name}, after other inputs")
+    finally:
+        if follows:
+            inputs.seq_lens.add_(SHORTER)
+
+
+def compare(bench: Bench, graph: Any, what: str) -> None:
+    """Both into outputs of zeros, since a call need not write all of them; then the outputs are as they were."""
+    before = [x.clone() for x in bench.out]
+    want, got = (into_zeros(bench, call) for call in (lambda: bench.function(0), graph.replay))
+    for x, kept in zip(bench.out, before):
+        x.copy_(kept)
+    for i, (g, w) in enumerate(zip(got, want)):
+        assert_same_bits(g, w, f"{what}: output {i} of a replay")
+
+
+def into_zeros(bench: Bench, call: Callable[[], Any]) -> list[Tensor]:
+    for x in bench.out:
+        x.zero_()
+    call()
+    return [x.cpu().clone() for x in bench.out]
+
+
+def all_graphs(device: str, capture: Capture) -> Iterator[tuple[str, Callable[[], None]]]:
+    """At a small shape, and where selections take several blocks and lists several splits."""
+    for shape in (BenchShape(1000, B=2, heads=2, D=64), BenchShape(20000, heads=2)):
+        inputs = benches.Inputs(shape, sets=2, device=device)
+        for name in benches.NAMES:
+            yield (
+                f"{name}, {shape.name}",
+                lambda name=name, inputs=inputs: check_graph(benches.build(name, inputs), inputs, capture),
+            )
+
+
+# --- the command --------------------------------------------------------------------------------------------------------
+
+
+def run_all(checks: Iterator[tuple[str, Callable[[], None]]]) -> int:
+    """Every check, even after a failure; the last line counts them."""
+    passed, failed = 0, 0
+    for name, check in checks:
+        try:
+            check()
+            passed += 1
+        except Exception as error:  # a wrong result or a failed launch: said, and the others still run
+            failed += 1
+            print(f"FAILED {name}: {type(error).__name__}: {error}", flush=True)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed or not passed else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cases", "graphs"))
+    parser.add_argument("--backend", default="cuda", help="of the cases: cuda, triton, cpu or simt")
+    args = parser.parse_args(arguments)
+    device = "cuda" if args.backend in ("cuda", "triton") else "cpu"
+    os.environ["SIC_BACKEND"] = args.backend if args.what == "cases" else "cuda"  # of what says no backend
+    with torch.inference_mode():
+        if args.what == "cases":
+            return run_all(all_cases(args.backend, device))
+        return run_all(all_graphs("cuda", clocks.CudaClock(torch.device("cuda")).captured))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

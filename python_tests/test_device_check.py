@@ -1,0 +1,220 @@
+"""bench/device_check.sh without a GPU: it says so, it says what it would run, and its steps end as they should."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sic_kernels.slicing import benches, cases
+from sic_kernels.slicing.cases import BenchShape
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "bench" / "device_check.sh"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+device_check, device_cases = load("device_check"), load("device_cases")
+Check, Outcome = device_check.Check, device_check.Outcome
+PASSED, FAILED, SKIPPED, TIMED_OUT = "passed", "failed", "skipped", "timed out"
+
+
+def started(*arguments, **env):
+    env = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", **env}
+    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=env, timeout=120)
+
+
+def test_the_script_is_well_formed():
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    assert os.access(SCRIPT, os.X_OK)
+
+
+def test_without_a_gpu_one_line_and_status_2(tmp_path):
+    done = started(OUT=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "device check: no GPU: torch.cuda.is_available() is False\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_names_every_step_and_runs_nothing(tmp_path):
+    done = started("--dry-run", OUT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [line[3:] for line in done.stdout.splitlines() if line.startswith("-- ")] == list(device_check.STEPS)
+    for expected in (
+        "-DSIC_CUDA=ON -DSIC_CUDA_ARCHS=", "device_cases.py graphs", "--tool memcheck", "--tool racecheck",
+        "sic_kernels bench --builtin --json --device cuda", "SIC_REQUIRE=cuda,triton", "sass_gate.py",
+    ):  # fmt: skip
+        assert expected in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_some_steps(capsys):
+    assert device_check.selected("bench,cases") == ["build", "cases", "bench"]
+    with pytest.raises(SystemExit, match="no step nothing; there are build, doctor"):
+        device_check.selected("nothing")
+
+
+# --- steps --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(tmp_path):
+    return Check(tmp_path, 60)
+
+
+def test_a_command_that_ends_badly(check):
+    done = check.python("-c", "print('so far'); raise SystemExit(3)")
+    assert (done.status, done.said, done.data["exit"]) == (FAILED, "so far\n", 3)
+    assert check.run("no-such-command-anywhere").status == FAILED
+
+
+def test_a_command_that_takes_too_long(check):
+    check.begin(2)
+    begin = time.monotonic()
+    done = check.python("-c", "import time; print('so far', flush=True); time.sleep(60)")
+    assert time.monotonic() - begin < 20
+    assert done.status == TIMED_OUT
+    assert "so far" in done.said
+    assert check.python("-c", "print(1)").said == "no time was left"
+
+
+def test_the_built_package_comes_first(check):
+    (check.site / "sic_kernels").mkdir(parents=True)
+    (check.site / "sic_kernels" / "__init__.py").write_text("built = True\n")
+    assert check.python("-c", "import sic_kernels; print(sic_kernels.built)").said == "True\n"
+
+
+def test_later_steps_run_after_a_failure(check, monkeypatch):
+    def broken(check):
+        raise KeyError("a mistake")
+
+    steps = {
+        "one": broken,
+        "two": lambda c: Outcome(SKIPPED, "no tool"),
+        "three": lambda c: Outcome(PASSED, data={"n": 1}),
+    }
+    monkeypatch.setattr(device_check, "STEPS", {name: (step, 5) for name, step in steps.items()})
+    saved = []
+    done = device_check.run_steps(check, list(steps), lambda s: saved.append(json.dumps(s)))
+    assert [(s["name"], s["status"]) for s in done] == [("one", FAILED), ("two", SKIPPED), ("three", PASSED)]
+    assert "KeyError" in done[0]["said"]
+    assert done[2]["data"] == {"n": 1}
+    assert len(saved) == 3  # after each
+
+
+def test_nothing_runs_on_a_failed_build(check, monkeypatch):
+    steps = {"build": lambda c: Outcome(FAILED, "no compiler"), "cases": lambda c: Outcome(PASSED)}
+    monkeypatch.setattr(device_check, "STEPS", {name: (step, 5) for name, step in steps.items()})
+    done = device_check.run_steps(check, list(steps), lambda s: None)
+    assert [s["status"] for s in done] == [FAILED, SKIPPED]
+
+
+@pytest.mark.parametrize("bad, status, passed", [(FAILED, 1, False), (TIMED_OUT, 1, False), (SKIPPED, 0, True)])
+def test_the_report_and_the_status(monkeypatch, tmp_path, bad, status, passed):
+    steps = {"build": lambda c: Outcome(PASSED), "cases": lambda c: Outcome(bad, "why")}
+    monkeypatch.setattr(device_check, "STEPS", {name: (step, 5) for name, step in steps.items()})
+    monkeypatch.setattr(device_check, "why_no_device", lambda: None)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert device_check.main([]) == status
+    report = json.loads((tmp_path / "device_check.json").read_text())
+    assert report["passed"] is passed
+    assert report["machine"]["packages"]["torch"] == torch.__version__
+    assert [s["name"] for s in report["steps"]] == ["build", "cases"]
+    assert {"name", "status", "seconds", "said", "data"} == set(report["steps"][0])
+
+
+JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
+
+
+@pytest.mark.parametrize(
+    "exit_status, counts, expected",
+    [
+        (0, (5, 0, 0, 1), (PASSED, 4, 0, 1)),
+        (1, (5, 1, 1, 0), (FAILED, 3, 2, 0)),
+        (5, (0, 0, 0, 0), (FAILED, 0, 0, 0)),  # nothing has the backends' names: that is no proof
+    ],
+)
+def test_tests_are_counted(check, monkeypatch, exit_status, counts, expected):
+    def run(*words, env):
+        assert env["SIC_REQUIRE"] == "cuda,triton"
+        report = next(w.partition("=")[2] for w in map(str, words) if "junitxml" in str(w))
+        Path(report).write_text(JUNIT.format(*(counts if "select-cuda" in report else (0, 0, 0, 0))))
+        status = exit_status if "select-cuda" in report else 5
+        return Outcome(PASSED if status == 0 else FAILED, "said", {"exit": status})
+
+    monkeypatch.setattr(check, "python", run)
+    done = device_check.tests(check)
+    assert (done.status, done.data["passed"], done.data["failed"], done.data["skipped"]) == expected
+    assert "test_slicing_select.py cuda" in done.data["files"]
+
+
+def test_rehearsal_is_on_the_cpu(tmp_path):
+    check = Check(tmp_path, 60, dry=True, rehearsal=True)
+    assert device_check.graphs(check).status == SKIPPED
+    assert device_check.sanitizer(check).status == SKIPPED
+    assert device_check.build(check).status == PASSED
+    assert check.backends == ("cpu",)
+
+
+# --- what runs inside the package ---------------------------------------------------------------------------------------
+
+
+def test_the_short_list_has_every_op():
+    ops = {case.op for grid in cases.grids() for case in device_cases.chosen(grid)}
+    assert ops == {case.op for grid in cases.grids() for case in cases.grid(grid)[:1]}
+    names = [name for name, _ in device_cases.all_cases("cpu", "cpu")]
+    assert set(benches.NAMES) <= set(names)
+    assert len(names) < 60
+
+
+def test_a_wrong_result_is_found(monkeypatch):
+    (case,) = device_cases.chosen("gather")[:1]
+    device_cases.check_case(case, "cpu", "cpu")
+    real = device_cases.run
+    monkeypatch.setattr(device_cases, "run", lambda *a: tuple(x + 1 for x in real(*a)))
+    with pytest.raises(AssertionError, match=r"gather .*: result 0"):
+        device_cases.check_case(case, "cpu", "cpu")
+
+
+def test_failures_are_counted_and_the_rest_runs(capsys):
+    def fail():
+        raise RuntimeError("a launch failed")
+
+    seen = []
+    assert device_cases.run_all(iter([("one", fail), ("two", lambda: seen.append(2))])) == 1
+    assert seen == [2]
+    assert capsys.readouterr().out == "FAILED one: RuntimeError: a launch failed\n1 passed, 1 failed\n"
+    assert device_cases.run_all(iter([])) == 1
+
+
+class Replays:
+    """A graph that calls the function again, or does nothing."""
+
+    def __init__(self, function, i, works):
+        self.replay = (lambda: function(i)) if works else lambda: None
+
+
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("name", benches.NAMES)
+def test_graphs_are_held_to_calls(name, works):
+    inputs = benches.Inputs(BenchShape(300, heads=2, D=64), sets=2)
+    lengths = inputs.seq_lens.clone()
+    bench = benches.build(name, inputs)
+    if works:
+        device_cases.check_graph(bench, inputs, lambda f, i: Replays(f, i, True))
+    else:
+        with pytest.raises(AssertionError, match="of a replay"):
+            device_cases.check_graph(bench, inputs, lambda f, i: Replays(f, i, False))
+    assert torch.equal(inputs.seq_lens, lengths)
