@@ -1,6 +1,7 @@
 """The benchmarks work: every one verifies at a small size, and what they print follows from the times."""
 
 import contextlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from sic_kernels.runtime import bench_report, clocks, measure
-from sic_kernels.slicing import benches
+from sic_kernels.slicing import bench_peers, benches
 from sic_kernels.slicing.cases import BenchShape
+from sic_kernels.testing import assert_close
 
 ROOT = Path(__file__).parents[1]
 SMALL = BenchShape(1000, B=2, heads=2, D=64)
@@ -200,6 +202,49 @@ def test_what_cannot_be_captured_is_timed_as_it_is_and_said(monkeypatch, inputs)
     assert line["not_captured"] == ["x"]
     machine = measure.machine() | {"bandwidth": {"read": 1.0}}
     assert "cannot be captured in a graph: x" in bench_report.text_table([line], machine)
+
+
+class FakeFlashInfer:
+    """FlashInfer's decode, as far as it is used: planned pages, then attention over them."""
+
+    class BatchDecodeWithPagedKVCacheWrapper:
+        def __init__(self, workspace, layout, use_tensor_cores):
+            assert (workspace.dtype, layout, use_tensor_cores) == (torch.uint8, "HND", True)
+
+        def plan(self, indptr, indices, last, q_heads, kv_heads, D, page, q_data_type, kv_data_type):
+            self.lens = ((indptr.diff() - 1) * page + last).tolist()
+            self.pages = [indices[a:b].long() for a, b in zip(indptr.tolist(), indptr[1:].tolist())]
+            assert (q_heads, kv_heads, D, page, q_data_type, kv_data_type) == (
+                8,
+                2,
+                64,
+                16,
+                torch.bfloat16,
+                torch.bfloat16,
+            )
+
+        def run(self, q, cache):
+            rows = [[c[p].transpose(0, 1).flatten(1, 2)[:, :n] for c in cache] for p, n in zip(self.pages, self.lens)]
+            k, v = (torch.stack(part) for part in zip(*rows))
+            attention = torch.nn.functional.scaled_dot_product_attention
+            return attention(q.unflatten(1, (2, 4)), k, v).flatten(1, 2)
+
+
+def test_flashinfer_gets_the_same_pages(inputs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", FakeFlashInfer)
+    peers = bench_peers.Peers(inputs)
+    got = bench_peers.FlashInfer(inputs)(1)
+    assert_close(bench_peers.as_rows(got[:, None], 2), peers.p2(1), atol=3e-2, rtol=2e-2)
+
+
+def test_flashinfer_that_fails_is_left_out_and_said(inputs, monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace())
+    on_gpu = types.SimpleNamespace(**vars(inputs) | {"device": types.SimpleNamespace(type="cuda")})
+    with caplog.at_level("WARNING"):
+        assert set(bench_peers.Peers(on_gpu).dense()) == {"P1", "P2"}
+    assert "FlashInfer is left out" in caplog.text
+    assert set(bench_peers.Peers(inputs).dense()) == {"P1", "P2"}  # not on the CPU
 
 
 def test_heading_of_a_gpu():

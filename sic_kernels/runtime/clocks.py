@@ -60,18 +60,19 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.refused: list[Function] = []
-        self._pool: Any = None  # the graphs' temporaries: they never run at the same time
 
     def ready(self, function: Function, sets: int) -> Function:
+        graphs: list[torch.cuda.CUDAGraph] = []
         try:
-            graphs = [self.captured(function, i) for i in range(sets)]
+            for i in range(sets):  # they never run at the same time, so they share their temporaries
+                graphs.append(self.captured(function, i, graphs[0].pool() if graphs else None))
         except RuntimeError:
             self.wait()
             self.refused.append(function)
             return function
         return lambda i: graphs[i].replay()
 
-    def captured(self, function: Function, i: int) -> torch.cuda.CUDAGraph:
+    def captured(self, function: Function, i: int, pool: Any = None) -> torch.cuda.CUDAGraph:
         """The launches of one call. It runs once before: first calls load kernels, which a capture may not."""
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
@@ -79,9 +80,8 @@ class CudaClock:
             function(i)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=pool):
             function(i)
-        self._pool = graph.pool()
         return graph
 
     def lap(self, function: Function, i: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from ..runtime import log
 from ..runtime.clocks import Function
 from .types import Selection
 
@@ -63,7 +64,12 @@ class Peers:
         """Dense attention, by name."""
         found: dict[str, Function] = {"P1": self.p1, "P2": self.p2}
         if self.inputs.device.type == "cuda" and importlib.util.find_spec("flashinfer") is not None:
-            found["FlashInfer"] = FlashInfer(self.inputs)
+            try:
+                found["FlashInfer"] = FlashInfer(self.inputs)
+                found["FlashInfer"](0)
+            except Exception as error:  # it compiles kernels when first used, which a machine may not allow
+                log.get_logger("bench").warning("FlashInfer is left out: %s: %s", type(error).__name__, error)
+                found.pop("FlashInfer", None)
         return found
 
 

@@ -13,7 +13,7 @@ from ..runtime.roofline import MEMSET, Launch, Work
 from .cases import BenchShape
 from .types import SlicePolicy
 
-SPLIT = 1024  # tokens of a part of a list, and ...
+SPLIT = 256  # tokens of a part of a list, and ...
 BUSY_BLOCKS = 512  # ... blocks with which lists are not split (attention_cuda.cu)
 FEW_ROWS, LONG_ROW = 2 * 132, 16384  # rows of scores that one block does not select from alone (select_cuda.cu)
 SCAN_BLOCKS = 4 * 132  # that a scan aims at (scan_mma_cuda.cu)
