@@ -33,6 +33,7 @@ OPCODES = {
     "loads": r"LDG|LDGSTS",
     "local": r"LDL|STL",
     "matrix": r"HMMA|IMMA|HGMMA|IGMMA",
+    "fused": r"FFMA",
 }
 
 
@@ -113,6 +114,8 @@ def report(op: str, launch: Launch, arch: int) -> dict[str, Any]:
     assert found, usage
     opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass, re.MULTILINE)
     counts = {name: sum(bool(re.match(pattern, o)) for o in opcodes) for name, pattern in OPCODES.items()}
+    if "div.rn.f32" in compiled.asm["ptx"]:  # its machine code holds fused operations of its own
+        counts["fused"] = len(re.findall(r"\bfma\.", compiled.asm["ptx"]))
     return {
         "op": op,
         "kernel": launch.function.__name__,
@@ -123,8 +126,6 @@ def report(op: str, launch: Launch, arch: int) -> dict[str, Any]:
         "warps": int(compiled.metadata.num_warps),
         "instructions": len(opcodes),
         "exact": launch.exact,
-        # In PTX: the machine code of a correctly rounded division holds fused operations of its own.
-        "fused": len(re.findall(r"\bfma\.", compiled.asm["ptx"])),
         **counts,
     }
 
@@ -153,9 +154,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_all(calls: Iterable[tuple[str, Callable[[], Any]]], arch: int, jobs: int) -> list[dict[str, Any]]:
-    """One row for each different launch of the calls."""
-    launches = list(catch(calls).values())
+def compile_all(
+    calls: Iterable[tuple[str, Callable[[], Any]]], arch: int, jobs: int, only: str = ""
+) -> list[dict[str, Any]]:
+    """One row for each different launch of the calls, of kernels whose name holds `only`."""
+    launches = [item for item in catch(calls).values() if only in item[1].function.__name__]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(lambda item: report(item[0], item[1], arch), launches))
 
@@ -170,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args(argv)
-    rows = compile_all(calls(), args.arch, args.jobs)
+    rows = compile_all(calls(), args.arch, args.jobs, args.only)
     table = markdown(rows)
     print(table)
     if args.json:

@@ -195,9 +195,14 @@ def combine_kernel(
     tl.store(lse + b * l_b + t * l_t + hq * l_h, tl.where(empty, -INF, base + tl.log(tl.where(empty, 1.0, l))))
 
 
-def tile_shape(T: int, widest: int) -> tuple[int, int]:
-    """Query rows and entries of a tile: 16 rows while decoding; as many entries as their `widest` bytes leave room for."""
-    return 16 if T <= LONG else 64, 64 if widest <= 256 else 32 if widest <= 512 else 16
+def tile_shape(T: int, widest: int, exact: bool) -> tuple[int, int, int]:
+    """Query rows and entries of a tile, and its warps: 16 rows while decoding, 64 for prompts.
+
+    exact: f32 products, which the matrix units do not make: smaller tiles over more threads keep them in registers.
+    """
+    if exact:
+        return 16, 32 if widest <= 128 else 16, 8
+    return 16 if T <= LONG else 64, 64 if widest <= 128 else 32 if widest <= 256 else 16, 4
 
 
 def attention_into(
@@ -215,7 +220,7 @@ def attention_into(
     slots = indices.shape[-1] if selected else 0
     most = slots * (page if unit == 1 else 1) if selected else S
     dot = product_kind(q, k_cache, v_cache)
-    rows, n = tile_shape(T, power(max(D, DV)) * (4 if dot == 0 else 2))
+    rows, n, warps = tile_shape(T, power(max(D, DV)), dot == 0)
     split = SPLIT if T <= LONG or selected else max(1, most)
     splits = max(1, cdiv(most, split))
     shape = (B, T, Hq, splits)
@@ -233,6 +238,7 @@ def attention_into(
             D=D, BD=power(D, 16), DV=DV, BDV=power(DV, 16), QKIND=kind(q), KIND=kind(k_cache),
             DOT=dot, PAGED=paged, SELECTED=selected, UNIT=unit,
             CAPPED=softcap is not None, WINDOWED=window is not None, K_SCALE=key_scale[2], ROWS=rows, N=n,
+            num_warps=warps,
         )  # fmt: skip
     combine_kernel[(B * T * Hq,)](
         top, total, partial, seq_lens, counts, only, sinks, *value_scale[:2], raw(out), *out.stride()[:3],
