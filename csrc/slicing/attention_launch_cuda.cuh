@@ -1,0 +1,37 @@
+// What the launchers of the attention kernels share.
+#pragma once
+#include <algorithm>
+
+#include "slicing/attention_parts_cuda.cuh"
+#include "slicing/validate.h"
+
+namespace sic::gpu {
+
+// Division into splits; from shapes alone.
+struct SplitPlan {
+  int64_t lists, list_rows;  // lists of a sequence and KV head, and query rows of each
+  int64_t splits;            // of the longest list
+  bool serial = true;
+  int64_t bytes = 0;  // of partial results
+};
+
+// A kernel over all blocks of the call, `rows` query rows each.
+inline void launch_tiles(void (*kernel)(const AttentionParams), AttentionParams p, const SplitPlan& plan, int rows,
+                         int64_t shared_bytes, void* stream) {
+  p.list_tiles = static_cast<int32_t>(slicing::ceil_div(plan.list_rows, rows));
+  const int64_t x = int64_t{p.lists} * p.list_tiles * p.Hkv * (p.serial ? 1 : p.splits);
+  if (x >= int64_t{1} << 31) throw Error("sliced_attention: more than 2^31 blocks for a sequence");
+  const unsigned y = static_cast<unsigned>(std::min(p.B, 65535)),
+                 z = static_cast<unsigned>(slicing::ceil_div(p.B, 65535));
+  launch(kernel, dim3(static_cast<unsigned>(x), y, z), kAttentionWarps * 32, static_cast<size_t>(shared_bytes), stream,
+         p);
+}
+
+// The kernels for half types; whether they take a call.
+bool fits_tensor_cores(const slicing::AttentionArgs&);
+void attend_on_tensor_cores(const AttentionParams&, const SplitPlan&, void* stream);
+
+// The kernels for everything else. wide: rows of K and V are 16-byte aligned, and multiples of it.
+void attend_on_cuda_cores(const AttentionParams&, const SplitPlan&, DType cache, bool wide, void* stream);
+
+}  // namespace sic::gpu
