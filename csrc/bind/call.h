@@ -37,15 +37,28 @@ class Call {
       allocate();
       exec_.inputs = false;
     }
-    if (exec_.run && exec_.device == Device::cuda) take_workspace(op.workspace(args, exec_.device));
+    if (exec_.run && exec_.device == Device::cuda) {  // what has been checked has a size
+      Exec outputs = exec_;
+      outputs.run = false;
+      op(args, outputs);
+      exec_.inputs = exec_.outputs = false;
+      take_workspace(op.workspace(args, exec_.device));
+    }
     py::gil_scoped_release release;
     op(args, exec_);
   }
 
  private:
   void take_workspace(int64_t bytes) {
-    if (workspace_.is_none() && bytes > 0) own_ = output({}, first_, {bytes}, DType::u8);
+    if (workspace_.is_none() && bytes > 0) own_ = aligned_bytes(bytes);
     exec_.workspace = in_("workspace", own_ ? py::handle(own_) : workspace_);
+  }
+
+  // torch aligns to less on some devices.
+  py::object aligned_bytes(int64_t bytes) {
+    const py::object room = output({}, first_, {bytes + kWorkspaceAlignment}, DType::u8);
+    const auto skew = room.attr("data_ptr")().cast<uintptr_t>() % kWorkspaceAlignment;
+    return room.attr("narrow")(0, skew ? kWorkspaceAlignment - skew : 0, bytes);
   }
 
   Args& in_;

@@ -9,7 +9,7 @@ import torch
 from .reference_attention import sliced_attention
 from .reference_layout import Tensor, softmax_scale, visible, width
 from .reference_pages import score_pages
-from .reference_select import as_indices, budget_units, choose, default_capacity, forced_units, select
+from .reference_select import as_indices, budget_units, choose, default_capacity, forced_units
 from .reference_sketch import (
     LOWEST,
     STEPS_PER_NAT,
@@ -89,7 +89,7 @@ def select_tokens(
         return *_select_policy(scores, 0, page, *rest), first
     S = width(block_table, page, max_seq_len)
     share = max(candidates, ratio)
-    listed, count = select(scores, seq_lens, 0, page, share, None, None, 0, 0, None, None)
+    listed, count = _select_policy(scores, 0, page, seq_lens, share, None, 0, 0, None, 0)
     fine = refine_tokens(q, bits, norm, block_table, seq_lens, page, listed, count, pool, scale, max_seq_len)[0]
     target = torch.where(listed >= 0, listed.long(), S)
     wide = torch.full((*scores.shape[:-1], S + 1), UNSEEN, dtype=torch.int16, device=q.device)
