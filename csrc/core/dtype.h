@@ -6,6 +6,7 @@
 
 // Functions that CUDA kernels call too.
 #if defined(__CUDACC__)
+#include <cuda_fp8.h>
 #define SIC_HD __host__ __device__
 #else
 #define SIC_HD
@@ -71,16 +72,25 @@ SIC_HD inline float float_of(uint32_t u) {
 
 SIC_HD inline float to_float(float x) { return x; }
 SIC_HD inline float to_float(bf16_t x) { return detail::float_of(uint32_t(x.bits) << 16); }
+// A device converts in one or two instructions: the same bits, except for the payload of a NaN.
 SIC_HD inline float to_float(f16_t x) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(x.bits));
+#else
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, magnitude = x.bits & 0x7fff;
   if (magnitude >= 0x7c00) return detail::float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
   // Placing the field 13 bits up leaves the exponent 112 too small; the product also normalises subnormals.
   return detail::float_of(sign | detail::bits_of(detail::float_of(magnitude << 13) * 0x1p112f));
+#endif
 }
 SIC_HD inline float to_float(f8_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, __NV_E4M3)));
+#else
   const uint32_t sign = uint32_t(x.bits & 0x80) << 24, magnitude = x.bits & 0x7f;
   if (magnitude == 0x7f) return detail::float_of(sign | 0x7fc00000);
   return detail::float_of(sign | detail::bits_of(detail::float_of(magnitude << 20) * 0x1p120f));
+#endif
 }
 
 // Round to nearest, ties to even.
