@@ -140,16 +140,31 @@ def test_real_code(compiled, monkeypatch, tmp_path, capsys):
     assert rows["local"]["spills"] > 0
 
 
-def test_a_module_without_kernels(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sass_gate, "read", lambda files, jobs: [])
-    monkeypatch.setattr(sass_gate, "built_module", lambda: tmp_path / "_C.so")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+def test_without_nvcc_there_is_a_reason(monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     assert sass_gate.main([]) == 0
     assert "skipped: nvcc was not found" in capsys.readouterr().out
-    monkeypatch.setattr(shutil, "which", lambda name: "nvcc")
-    assert sass_gate.main([]) == 2
-    assert "no CUDA kernels: make build" in capsys.readouterr().err
-    assert sass_gate.main(["an.o"]) == 1  # a file that was named and has none
+
+
+def test_a_file_without_kernels_is_no_pass(monkeypatch):
+    monkeypatch.setattr(sass_gate, "read", lambda files, jobs: [])
+    assert sass_gate.main(["an.o"]) == 1
+
+
+def test_every_source_is_compiled(monkeypatch, tmp_path):
+    """The objects that the build names, for the architectures asked for."""
+    said = []
+
+    def run(*command):
+        said.append(" ".join(map(str, command)))
+        return "csrc/a_cuda.cu.o: CUDA_COMPILER\ncsrc/b.cc.o: CXX_COMPILER\nall: phony\n" if "-t" in command else ""
+
+    monkeypatch.setattr(sass_gate, "run", run)
+    monkeypatch.setattr(sass_gate, "beside", lambda name: name)
+    assert sass_gate.compile_kernels("90a", 2) == [sass_gate.BUILD / "csrc/a_cuda.cu.o"]
+    assert "-DSIC_CUDA=ON" in said[0]
+    assert "-DSIC_CUDA_ARCHS=90a" in said[0]
+    assert said[2].endswith("-j 2 csrc/a_cuda.cu.o")
 
 
 def test_missing_disassemblers_name_the_extra(monkeypatch, capsys, tmp_path):

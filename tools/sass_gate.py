@@ -1,12 +1,12 @@
 """Reads the machine code of the CUDA kernels and holds it to tools/sass_rules.py. No GPU needed.
 
-    python tools/sass_gate.py                        the built module, sic_kernels/_C
+    python tools/sass_gate.py                        all kernels of this tree, compiled into build/gpu-check
     python tools/sass_gate.py FILE...                modules, object files or cubins
     python tools/sass_gate.py --json sass.json       also write what was read, for `tools/docs_tables.py gpu sass.json`
 
 Of every kernel and architecture: registers, stack, local and shared memory, spills, loads of 16 bytes, tensor-core operations.
-For all kernels: no stack, no local memory, no spill. Exit status: 0, 1 for a violation, 2 if nothing could be read. Where
-nvcc is missing the module has no kernels: the reason is printed, the status is 0.
+For all kernels: no stack, no local memory, no spill. Exit status: 0, 1 for a violation, 2 if nothing could be read. Without
+nvcc there is nothing to check: the reason is printed, the status is 0.
 
 The disassemblers are CUDA's own, from PATH or the toolkit, else from pip: pip install 'sic_kernels[sass]'.
 """
@@ -31,6 +31,7 @@ from pathlib import Path
 from sass_rules import RULES, Rule
 
 ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "gpu-check"
 LOCAL = ("LDL", "STL")
 
 
@@ -211,35 +212,51 @@ def _counts(group: Sequence[Kernel]) -> dict[str, list[int]]:
 # --- the command --------------------------------------------------------------------------------------------------------
 
 
-def built_module() -> Path:
-    found = sorted((ROOT / "sic_kernels").glob("_C.*.so"))
-    if not found:
-        raise GateError("sic_kernels/_C is not built: make build")
-    return found[-1]
+def compile_kernels(archs: str | None, jobs: int) -> list[Path]:
+    """Object files of all CUDA kernels, as the library's build makes them, in a folder that is kept."""
+    configure = [
+        "cmake",
+        "-G",
+        "Ninja",
+        "-S",
+        str(ROOT),
+        "-B",
+        str(BUILD),
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DSIC_CUDA=ON",
+    ]
+    configure += [f"-DCMAKE_MAKE_PROGRAM={beside('ninja')}", *([f"-DSIC_CUDA_ARCHS={archs}"] if archs else [])]
+    run(beside(configure[0]), *configure[1:])
+    targets = run(beside("ninja"), "-C", BUILD, "-t", "targets", "all").splitlines()
+    objects = [name for name, _, _ in (line.partition(":") for line in targets) if name.endswith("_cuda.cu.o")]
+    print(f"sass gate: compiling {len(objects)} files where they changed", flush=True)
+    run(beside("ninja"), "-C", BUILD, "-j", str(jobs), *objects)
+    return [BUILD / name for name in objects]
 
 
-def without_kernels() -> int:
-    """The built module has no device code: right where there is no nvcc, else a mistake."""
-    if shutil.which("nvcc") is None:
-        print("sass gate: skipped: nvcc was not found, so the module has no CUDA kernels")
-        return 0
-    print("sass gate: nvcc is on PATH, but the module has no CUDA kernels: make build", file=sys.stderr)
-    return 2
+def beside(name: str) -> str:
+    """A program beside the interpreter, or on PATH."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        raise GateError(f"{name} was not found")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--json", type=Path, help="write what was read")
+    parser.add_argument("--archs", help="architectures to compile for, as SIC_CUDA_ARCHS (default: all)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args(arguments)
+    if not args.files and shutil.which("nvcc") is None:
+        print("sass gate: skipped: nvcc was not found, so there are no kernels to check")
+        return 0
     try:
-        kernels = read(args.files or [built_module()], args.jobs)
+        kernels = read(args.files or compile_kernels(args.archs, args.jobs), args.jobs)
     except GateError as error:
         print(f"sass gate: {error}", file=sys.stderr)
         return 2
-    if not kernels and not args.files:
-        return without_kernels()
     bad = [f"{k.name} [{k.arch}]: {text}" for k in kernels for text in violations(k)]
     bad += [] if args.files else unused_rules(kernels)
     for line in bad:
