@@ -17,29 +17,36 @@ bool is_shared(const void* p) {
 }  // namespace
 
 void note_atomic(void* p, size_t bytes, Site site) {
-  check_access(p, bytes, AccessKind::atomic, bytes, SIC_SIMT_HERE);
-  block_order.atomic(p);
+  {
+    const HooksOff off;
+    check_access(p, bytes, AccessKind::atomic, bytes, SIC_SIMT_HERE);
+    block_order.atomic(p);
+  }
   maybe_yield();
 }
 
 void read_global(void* to, const void* from, size_t bytes, Site site) {
+  const HooksOff off;
   if (is_shared(from)) fault(SIC_SIMT_HERE, "global load of shared memory");
   check_access(from, bytes, AccessKind::cached_read, bytes, SIC_SIMT_HERE);
   std::memcpy(to, from, bytes);
 }
 
 void write_any(void* to, const void* from, size_t bytes, Site site) {
+  const HooksOff off;
   check_access(to, bytes, AccessKind::write, bytes, SIC_SIMT_HERE);
   std::memcpy(to, from, bytes);
 }
 
 void read_shared(void* to, const void* from, size_t bytes, Site site) {
+  const HooksOff off;
   if (!is_shared(from)) fault(SIC_SIMT_HERE, "shared load of something else");
   check_access(from, bytes, AccessKind::read, bytes, SIC_SIMT_HERE);
   std::memcpy(to, from, bytes);
 }
 
 void copy_async(void* shared, const void* global, size_t bytes, bool valid, Site site) {
+  const HooksOff off;
   if (!is_shared(shared)) fault(SIC_SIMT_HERE, "cp.async to something that is not shared memory");
   check_access(shared, bytes, AccessKind::write, bytes, SIC_SIMT_HERE);
   if (valid) check_access(global, bytes, AccessKind::read, bytes, SIC_SIMT_HERE);
@@ -47,13 +54,13 @@ void copy_async(void* shared, const void* global, size_t bytes, bool valid, Site
   Thread& t = *engine.current;
   PendingCopy copy{shared, static_cast<uint32_t>(bytes), t.copy_group, {}};
   if (valid) std::memcpy(copy.data, global, bytes);
-  const HooksOff off;
   t.copies.push_back(copy);
 }
 
 void copy_async_commit() { ++engine.current->copy_group; }
 
 void copy_async_wait(int pending) {
+  const HooksOff off;
   Thread& t = *engine.current;
   size_t kept = 0;
   for (const PendingCopy& copy : t.copies) {

@@ -22,7 +22,6 @@ void BlockOrder::begin_block() {
 }
 
 void BlockOrder::fence() {
-  const HooksOff off;
   const int thread = engine.current->linear;
   const auto observed = observed_.find(thread);
   if (observed != observed_.end()) {
@@ -34,7 +33,6 @@ void BlockOrder::fence() {
 
 void BlockOrder::atomic(const void* p) {
   if (fences_.empty() && published_.empty()) return;
-  const HooksOff off;
   const int thread = engine.current->linear;
   const auto published = published_.find(p);
   if (published != published_.end()) observed_[thread].insert(published->second.begin(), published->second.end());

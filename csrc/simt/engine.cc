@@ -339,7 +339,10 @@ void warp_barrier(unsigned mask, Site site) {
 }
 
 void device_fence() {
-  block_order.fence();
+  {
+    const HooksOff off;
+    block_order.fence();
+  }
   maybe_yield();
 }
 

@@ -4,8 +4,6 @@
 
 #include <new>
 
-#include "simt/engine.h"
-
 namespace sic::simt {
 namespace {
 
@@ -23,7 +21,6 @@ Cells map_cells(size_t bytes) {
 }
 
 Cells ShadowMap::find(uintptr_t number) {
-  const HooksOff off;
   Cells& cells = pages_[number];
   if (!cells.words) cells = map_cells(kPage);
   return cells;
