@@ -22,8 +22,8 @@ from .triton_common import (
     visible,
     width,
 )
-from .triton_scores import HEADS, head_rows
 
+HEADS = 16  # query rows of a matrix product
 PAGES = 64  # pages that one program scores
 JOIN = 256  # pages that one program joins
 BESTS = 128  # partial results reduced at a time
@@ -39,7 +39,8 @@ def page_score_kernel(
     """(q.c + beta * sum |q| r) * scale of PAGES pages for up to HEADS query rows; best[...]: maximum of the chunk."""
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = row // H, row % H
-    t, g, used = head_rows(tile, T, G, HEADS, False)
+    r = (tile * HEADS + tl.arange(0, HEADS))[:, None]
+    t, g, used = r // G, r % G, r < T * G
     j = tl.arange(0, BD)
     place = b.to(tl.int64) * q_b + t.to(tl.int64) * q_t + (h * G + g).to(tl.int64) * q_h
     x = operand(tl.load(q + place + j[None, :], mask=used & (j < D)[None, :], other=0), QKIND, DOT)

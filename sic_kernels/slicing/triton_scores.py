@@ -40,7 +40,7 @@ from .triton_common import (
 from .triton_sketch import rotate
 
 QUERIES = 4  # queries that one program quantises
-HEADS = 16  # query rows of a matrix product
+HEADS = 16  # query rows of a matrix product at most
 CHUNK = 1024  # positions whose best score one program finds
 BLOCKS = 8  # blocks of 16 tokens unpacked at a time
 CANDIDATES = 64  # candidates unpacked at a time
@@ -92,8 +92,8 @@ def quantise(q: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, torch.
 
 @device
 def head_rows(tile, T, G, HEADS: tl.constexpr, ONE_T: tl.constexpr):
-    """t, g of the query rows of a tile, [HEADS, 1]: rows go over heads, and over query tokens unless ONE_T."""
-    r = (tile * HEADS + tl.arange(0, HEADS))[:, None]
+    """t, g of the query rows of a tile, [1, HEADS]: rows go over heads, and over query tokens unless ONE_T."""
+    r = (tile * HEADS + tl.arange(0, HEADS))[None, :]
     if ONE_T:
         return r * 0, r, r < G
     else:
@@ -104,11 +104,21 @@ def head_rows(tile, T, G, HEADS: tl.constexpr, ONE_T: tl.constexpr):
 
 
 @device
-def unpack(bytes_, NB: tl.constexpr, TOKENS: tl.constexpr):
-    """Bytes i32[blocks, NB, 16] of a plane -> 0/1 i8[8 * NB, tokens]: channel 8j + c is bit c of byte j."""
-    c = tl.arange(0, 8)[None, None, :, None]
-    bits = ((bytes_[:, :, None, :] >> c) & 1).to(tl.int8)
-    return tl.reshape(tl.permute(bits, (1, 2, 0, 3)), (NB * 8, TOKENS))
+def spread(x):
+    """Bytes u8[...] -> their bits 0/1 u8[...,8], lowest first.
+
+    Joined in pairs, all bits of a byte stay in one thread, side by side: it stores them 8 at a time for the matrix units.
+    """
+    even = tl.join(tl.join(x & 1, (x >> 4) & 1), tl.join((x >> 2) & 1, (x >> 6) & 1))
+    odd = tl.join(tl.join((x >> 1) & 1, (x >> 5) & 1), tl.join((x >> 3) & 1, (x >> 7) & 1))
+    return tl.join(even, odd)  # [..., bit 2, bit 1, bit 0 of the channel]
+
+
+@device
+def unpack(x, NB: tl.constexpr, BLOCKS: tl.constexpr):
+    """Bytes u8[BLOCKS, NB, 16] of a plane -> 0/1 i8[tokens, 8 * NB]: channel 8j + c is bit c of byte j."""
+    bits = tl.reshape(spread(x), (BLOCKS, NB, 16, 8)).to(tl.int8)
+    return tl.reshape(tl.permute(bits, (0, 2, 1, 3)), (BLOCKS * 16, NB * 8))
 
 
 @triton.jit
@@ -126,11 +136,11 @@ def score_kernel(
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     b, h = row // H, row % H
     t, g, used = head_rows(tile, T, G, HEADS, False)
-    head = ((b * T + t) * H + h).to(tl.int64) * G + g  # [HEADS, 1]
+    head = ((b * T + t) * H + h).to(tl.int64) * G + g  # [1, HEADS]
     length = tl.load(lens + b)
     seen = visible(length, T, t, S)
-    q = tl.load(levels + head * DP + tl.arange(0, DP)[None, :], mask=used, other=0)
-    total = tl.sum(q.to(tl.int32), axis=1)[:, None]
+    q = tl.load(levels + head * DP + tl.arange(0, DP)[:, None], mask=used, other=0)
+    total = tl.sum(q.to(tl.int32), axis=0)[None, :]
     factor = tl.load(factors + head, mask=used, other=0.0)
     if PLANES == 2:
         factor = factor * GAIN
@@ -152,14 +162,14 @@ def score_kernel(
             where = page_at(table, table_row, b, pos // page, beside, PAGED)
             offset = pos % page
             within = where * bits_page + h.to(tl.int64) * bits_head + byte_at(offset, j, page, NB)
-        packed = tl.load(bits + within, mask=beside & (j < NB), other=0).to(tl.int32)
+        packed = tl.load(bits + within, mask=beside & (j < NB), other=0)
         near = norm + where * norm_page + h.to(tl.int64) * norm_head + offset.to(tl.int64) * norm_token
-        norms = tl.reshape(to_f32(tl.load(near, mask=beside, other=0), BF16_KIND), (1, TOKENS))
-        above = tl.dot(q, unpack(packed, NBP, TOKENS), out_dtype=tl.int32)
+        norms = tl.reshape(to_f32(tl.load(near, mask=beside, other=0), BF16_KIND), (TOKENS, 1))
+        above = tl.dot(unpack(packed, NBP, BLOCKS), q, out_dtype=tl.int32)
         s = to_steps(((2 * above - total).to(tl.float32) * norms) * factor)
-        position = first + tl.arange(0, TOKENS)[None, :]
+        position = first + tl.arange(0, TOKENS)[:, None]
         s = tl.where(position < seen, s, UNSEEN_SCORE)
-        top = tl.maximum(top, tl.max(s, axis=1))
+        top = tl.maximum(top, tl.max(s, axis=0))
         tl.store(scores + head * S + position, s.to(tl.int16), mask=used & (position < S))
     rows = tl.reshape(head * chunks + tl.program_id(1), (HEADS,))
     tl.store(best + rows, top, mask=tl.reshape(used, (HEADS,)))
@@ -179,13 +189,14 @@ def head_scores(
         return scores, best
     levels, factors = quantise(q, scale)
     table, table_row, paged = table_args(block_table)
-    tiles = cdiv(T * G, HEADS)
+    heads = power(min(T * G, HEADS), 8)
+    tiles = cdiv(T * G, heads)
     aligned = page % 16 == 0 and bits.stride(0) % 16 == 0 and bits.stride(1) % 16 == 0
     score_kernel[(B * H * tiles, chunks)](
         levels, factors, bits, *bits.stride()[:2], raw(norm), *norm.stride(), table, table_row, seq_lens,
         scores, best, T, H, G, page, S, chunks, tiles,
         NB=NB, NBP=levels.shape[-1] // 8, DP=levels.shape[-1], PAGED=paged, ALIGNED=aligned, PLANES=planes,
-        HEADS=HEADS, CHUNK=CHUNK, BLOCKS=BLOCKS, **EXACT,
+        HEADS=heads, CHUNK=CHUNK, BLOCKS=BLOCKS, **EXACT,
     )  # fmt: skip
     return scores, best
 
@@ -207,22 +218,21 @@ def refine_kernel(
     pos = tl.load(indices + row * K + slot, mask=listed & (slot < K), other=0)
     where = page_at(table, table_row, b, pos // page, listed, PAGED)
     offset = pos % page
-    j = tl.arange(0, NBP)[:, None]
-    plane0 = bits + (where * bits_page + h * bits_head)[None, :] + byte_at(offset[None, :], j, page, NB)
-    mask = listed[None, :] & (j < NB)
-    b0 = tl.load(plane0, mask=mask, other=0).to(tl.int32)
-    b1 = tl.load(plane0 + plane, mask=mask, other=0).to(tl.int32)
-    c = tl.arange(0, 8)[None, :, None]
-    level = ((b0[:, None, :] >> c) & 1) * 4 + ((b1[:, None, :] >> c) & 1) * 2 - 3
-    q = tl.load(levels + head * DP + tl.arange(0, DP)[None, :], mask=used, other=0)
-    dot = tl.dot(q, tl.reshape(level.to(tl.int8), (DP, N)), out_dtype=tl.int32)
+    j = tl.arange(0, NBP)[None, :]
+    plane0 = bits + (where * bits_page + h * bits_head)[:, None] + byte_at(offset[:, None], j, page, NB)
+    mask = listed[:, None] & (j < NB)
+    b0 = spread(tl.load(plane0, mask=mask, other=0))
+    b1 = spread(tl.load(plane0 + plane, mask=mask, other=0))
+    level = (b0 * 4 + b1 * 2).to(tl.int8) - 3
+    q = tl.load(levels + head * DP + tl.arange(0, DP)[:, None], mask=used, other=0)
+    dot = tl.dot(tl.reshape(level, (N, DP)), q, out_dtype=tl.int32)
     near = norm + where * norm_page + h * norm_head + offset.to(tl.int64) * norm_token
-    norms = to_f32(tl.load(near, mask=listed, other=0), BF16_KIND)[None, :]
+    norms = to_f32(tl.load(near, mask=listed, other=0), BF16_KIND)[:, None]
     s = to_steps((dot.to(tl.float32) * norms) * tl.load(factors + head, mask=used, other=0.0))
-    s = tl.where(listed[None, :], s, UNSEEN_SCORE)
-    tl.store(scores + head * K + slot[None, :], s.to(tl.int16), mask=used & (slot < K)[None, :])
+    s = tl.where(listed[:, None], s, UNSEEN_SCORE)
+    tl.store(scores + head * K + slot[:, None], s.to(tl.int16), mask=used & (slot < K)[:, None])
     rows = tl.reshape(head * chunks + tl.program_id(1), (HEADS,))
-    tl.store(best + rows, tl.max(s, axis=1), mask=tl.reshape(used, (HEADS,)))
+    tl.store(best + rows, tl.max(s, axis=0), mask=tl.reshape(used, (HEADS,)))
 
 
 def candidate_scores(
@@ -239,11 +249,12 @@ def candidate_scores(
         return scores, best
     levels, factors = quantise(q, scale)
     table, table_row, paged = table_args(block_table)
-    tiles = cdiv(G, HEADS)
+    heads = power(min(G, HEADS), 8)
+    tiles = cdiv(G, heads)
     refine_kernel[(B * T * H * tiles, chunks)](
         levels, factors, bits, *bits.stride()[:2], page * NB, raw(norm), *norm.stride(), table, table_row,
         indices.contiguous(), counts.contiguous(), scores, best, T, H, G, page, K, chunks, tiles,
-        NB=NB, NBP=levels.shape[-1] // 8, DP=levels.shape[-1], PAGED=paged, HEADS=HEADS, N=CANDIDATES, **EXACT,
+        NB=NB, NBP=levels.shape[-1] // 8, DP=levels.shape[-1], PAGED=paged, HEADS=heads, N=CANDIDATES, **EXACT,
     )  # fmt: skip
     return scores, best
 
