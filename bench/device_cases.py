@@ -1,12 +1,16 @@
 """What device_check.py runs inside the package that it has built: each a short list, for a sanitizer or for a graph.
 
-python bench/device_cases.py cases --backend cuda     small cases of every op against their definitions, twice each
-python bench/device_cases.py graphs                   every benchmark captured, replayed, and replayed on other inputs
+    python bench/device_cases.py cases --backend cuda    small cases of every op against their definitions, twice each
+    python bench/device_cases.py cases --part 2/8        a part of them, to share them among processes
+    python bench/device_cases.py graphs                  every benchmark captured, replayed, and replayed on other inputs
+
+The last line of the output counts what passed and what failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -138,16 +142,26 @@ def run_all(checks: Iterator[tuple[str, Callable[[], None]]]) -> int:
     return 1 if failed or not passed else 0
 
 
+def part(text: str) -> tuple[int, int]:
+    """ "2/8" -> (2, 8)."""
+    n, of = map(int, text.split("/"))
+    if not 1 <= n <= of:
+        raise ValueError(text)
+    return n, of
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cases", "graphs"))
     parser.add_argument("--backend", default="cuda", help="of the cases: cuda, triton, cpu or simt")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="N/OF", help="of the cases (default: all)")
     args = parser.parse_args(arguments)
     device = "cuda" if args.backend in ("cuda", "triton") else "cpu"
     os.environ["SIC_BACKEND"] = args.backend if args.what == "cases" else "cuda"  # of what says no backend
     with torch.inference_mode():
         if args.what == "cases":
-            return run_all(all_cases(args.backend, device))
+            n, of = args.part
+            return run_all(itertools.islice(all_cases(args.backend, device), n - 1, None, of))
         return run_all(all_graphs("cuda", clocks.CudaClock(torch.device("cuda")).captured))
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 450  # of everything
-TEST_JOBS = 8  # processes of tests at a time, on one GPU
+JOBS = 8  # processes at a time that share the GPU
 PASSED, FAILED, SKIPPED, TIMED_OUT = "passed", "failed", "skipped", "timed out"
 PACKAGES = (
     "torch",
@@ -84,7 +84,8 @@ class Check:
             return Outcome(TIMED_OUT, "no time was left")
         # Python must find the package that was built, not the tree: the tree is neither the folder nor on the path.
         path = os.pathsep.join(filter(None, (str(self.site), os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
+        ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TRITON_CACHE_DIR": str(self.folder / "triton")}
+        env = {**os.environ, **ours, **(env or {})}
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=left, env=env, cwd=self.folder)
         except subprocess.TimeoutExpired as late:
@@ -93,6 +94,11 @@ class Check:
             return Outcome(FAILED, str(error))
         data = {"stdout": done.stdout, "exit": done.returncode}
         return Outcome(PASSED if done.returncode == 0 else FAILED, done.stdout + done.stderr, data)
+
+    def together(self, commands: dict[str, tuple], env: dict[str, str] | None = None) -> dict[str, Outcome]:
+        """Several commands at a time."""
+        with concurrent.futures.ThreadPoolExecutor(1 if self.dry else len(commands)) as pool:
+            return dict(zip(commands, pool.map(lambda command: self.run(*command, env=env), commands.values())))
 
     def python(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Outcome:
         return self.run(sys.executable, *arguments, env=env)
@@ -135,8 +141,22 @@ def doctor(check: Check) -> Outcome:
 
 
 def cases(check: Check) -> Outcome:
-    """A short list of cases on each backend, bits compared from run to run."""
-    return joined({b: check.python(ROOT / "bench/device_cases.py", "cases", "--backend", b) for b in check.backends})
+    """A short list of cases on each backend, bits compared from run to run. Triton compiles for most of the time: in parts."""
+    commands = {}
+    for backend in check.backends:
+        parts = JOBS if backend == "triton" else 1
+        for n in range(1, parts + 1):
+            command = (
+                sys.executable,
+                ROOT / "bench/device_cases.py",
+                "cases",
+                "--backend",
+                backend,
+                "--part",
+                f"{n}/{parts}",
+            )
+            commands[f"{backend} {n}/{parts}"] = command
+    return joined(check.together(commands))
 
 
 def graphs(check: Check) -> Outcome:
@@ -163,7 +183,7 @@ def tests(check: Check) -> Outcome:
     """Every test of the backends; one that cannot be used is a failure."""
     files = sorted((ROOT / "python_tests").glob("test_slicing_*.py"))
     jobs = [(backend, file) for file in files for backend in check.backends]
-    with concurrent.futures.ThreadPoolExecutor(1 if check.dry else TEST_JOBS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1 if check.dry else JOBS) as pool:
         done = dict(
             zip((f"{file.name} {backend}" for backend, file in jobs), pool.map(lambda j: run_tests(check, *j), jobs))
         )
@@ -200,14 +220,15 @@ def sanitizer(check: Check) -> Outcome:
     tool = cuda_tool("compute-sanitizer")
     if check.rehearsal or (tool is None and not check.dry):
         return Outcome(SKIPPED, "needs a GPU" if check.rehearsal else "compute-sanitizer is not on this machine")
-    done = {}
-    for kind in ("memcheck", "racecheck"):
-        done[kind] = check.run(
+    commands = {
+        kind: (
             tool or "compute-sanitizer", "--tool", kind, "--error-exitcode", "9",
             "--kernel-name", "kernel_substring=N3sic3gpu", sys.executable, ROOT / "bench/device_cases.py", "cases",
-            "--backend", "cuda", env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        )  # fmt: skip
-    return joined(done)
+            "--backend", "cuda",
+        )
+        for kind in ("memcheck", "racecheck")
+    }  # fmt: skip
+    return joined(check.together(commands, env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}))
 
 
 def sass(check: Check) -> Outcome:
@@ -228,7 +249,7 @@ def cuda_tool(name: str) -> str | None:
 STEPS: dict[str, tuple[Callable[[Check], Outcome], float]] = {
     "build": (build, 240),
     "doctor": (doctor, 30),
-    "cases": (cases, 80),
+    "cases": (cases, 120),
     "graphs": (graphs, 60),
     "bench": (bench, 150),
     "tests": (tests, 150),

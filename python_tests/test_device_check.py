@@ -188,6 +188,25 @@ def test_a_wrong_result_is_found(monkeypatch):
         device_cases.check_case(case, "cpu", "cpu")
 
 
+def test_parts_are_all_of_it(monkeypatch):
+    seen = []
+    names = ["a", "b", "c", "d", "e"]
+    monkeypatch.setattr(device_cases, "all_cases", lambda b, d: ((n, lambda n=n: seen.append(n)) for n in names))
+    monkeypatch.setenv("SIC_BACKEND", "cpu")
+    for n in (1, 2, 3):
+        assert device_cases.main(["cases", "--backend", "cpu", "--part", f"{n}/3"]) == 0
+    assert sorted(seen) == names
+    with pytest.raises(SystemExit):
+        device_cases.main(["cases", "--part", "4/3"])
+
+
+def test_commands_at_the_same_time(check):
+    code = "import sys; raise SystemExit(sys.argv[1] == 'b')"
+    done = check.together({name: (sys.executable, "-c", code, name) for name in "ab"})
+    assert [done[name].status for name in "ab"] == [PASSED, FAILED]
+    assert device_check.joined(done).data["parts"] == {"a": PASSED, "b": FAILED}
+
+
 def test_failures_are_counted_and_the_rest_runs(capsys):
     def fail():
         raise RuntimeError("a launch failed")
