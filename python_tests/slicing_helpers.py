@@ -6,7 +6,7 @@ import torch
 from sic_kernels.slicing.cases import EXACT, Case, attention_inputs
 from sic_kernels.testing import PagedCache, assert_close, assert_same_bits, run, run_guarded
 
-NATIVE = ["cpu"]  # compared with the reference
+NATIVE = ["cpu", "simt"]  # compared with the reference
 EVERY = ["ref", *NATIVE]  # compared with golden values and independent formulas
 
 every_backend = pytest.mark.parametrize("backend", EVERY)
@@ -16,6 +16,11 @@ native_backend = pytest.mark.parametrize("backend", NATIVE)
 def by_case(cases):
     """Parametrise over cases, with their names as test ids."""
     return pytest.mark.parametrize("case", cases, ids=str)
+
+
+def thinned(items, backend, every):
+    """All items; on the emulator every `every`-th (choose one that shares no factor with the grid's sides)."""
+    return list(items)[:: every if backend == "simt" else 1]
 
 
 def check_case(case: Case, backend: str, inputs=None) -> None:

@@ -16,6 +16,7 @@ from slicing_helpers import (
     every_backend,
     listing,
     native_backend,
+    thinned,
 )
 
 from sic_kernels.slicing import cases
@@ -57,9 +58,8 @@ def expected_over_selected(inputs):
 @pytest.mark.parametrize("length", cases.LENGTHS)
 def test_decode_grid(length, backend):
     """Grid 1: every page size, budget, head size and dtype at one length."""
-    for case in cases.grid("decode"):
-        if case.shape["len"] != length:
-            continue
+    at_length = [case for case in cases.grid("decode") if case.shape["len"] == length]
+    for case in thinned(at_length, backend, 7 if length < 5000 else 29):
         inputs = case.inputs()
         got = run(case.op, inputs, backend)
         compare(got, expected_over_selected(inputs), case.tolerance, str(case))

@@ -1,0 +1,135 @@
+"""What only the emulator can show of the CUDA kernels: any order of threads gives the same bits, launchers neither wait nor
+allocate, and the number of multiprocessors changes nothing."""
+
+import functools
+
+import pytest
+import torch
+from test_slicing_determinism import attend_inputs, long_attention
+
+from sic_kernels.runtime import native
+from sic_kernels.slicing import cases
+from sic_kernels.testing import assert_same_bits, generator, randn, run
+
+pytestmark = pytest.mark.backend("simt")
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def append_inputs(summary):
+    """Rows for the second half of a cache, some slots twice, with a sketch or a summary to keep up to date."""
+    k_cache, table, lens, *rest = cases.sketch_case([200, 77], 2, 64, 16, F32, 2).inputs()
+    gen = generator(3)
+    slots = torch.cat([torch.arange(16, 48), torch.tensor([17, -1, 40])])
+    k, v = (randn(gen, len(slots), 2, 64) for _ in range(2))
+    if summary:
+        index = (None, None, None, run("page_summary", (k_cache, table, lens, None, None), "ref")[0])
+    else:
+        index = (*run("key_sketch", (k_cache, table, lens, *rest), "ref"), rest[0], None)
+    return (k, v, k_cache, k_cache.clone(), slots, None, None, *index)
+
+
+CALLS = {
+    "append_sketch": ("append_kv", lambda: append_inputs(False)),
+    "append_summary": ("append_kv", lambda: append_inputs(True)),
+    "key_sketch": ("key_sketch", lambda: cases.sketch_case([100, 37], 2, 96, 16, BF16, 2).inputs()),
+    "score_max": ("score_tokens", lambda: cases.score_case([700, 80], 1, 2, 4, 128, 16, BF16, 2, 0).inputs()),
+    "score_softmax": ("score_tokens", lambda: cases.score_case([300, 80], 2, 2, 3, 80, 7, BF16, 1, 1).inputs()),
+    "refine": ("refine_tokens",
+               lambda: cases.refine_case(cases.score_case([700, 80], 1, 2, 4, 128, 16, BF16, 2, 1)).inputs()),
+    "page_summary": ("page_summary", lambda: cases.summary_case([300, 80], 16, 128, BF16).inputs()),
+    "score_pages": ("score_pages", lambda: cases.page_score_case([1500, 80], 2, 2, 4, 64, 16, BF16, 0.5, 1).inputs()),
+    "select_block": ("select", lambda: cases.topk_case(3, 3000, 512, F32, None).inputs()),
+    "select_chunks": ("select", lambda: cases.topk_case(2, 20000, 512, BF16, None).inputs()),
+    "gather": ("gather", lambda: cases.gather_case([300, 80], 1, 2, 128, 64, 16, BF16, 0).inputs()),
+    "merge_states": ("merge_states", lambda: cases.merge_case((20, 8), 128, BF16).inputs()),
+    "merge_many": ("merge_many", lambda: (randn(generator(0), 3, 20, 4, 64), randn(generator(1), 3, 20, 4))),
+    "dense": ("sliced_attention", lambda: cases.attention_case([600, 33], 3, 2, 4, 64, 16, BF16).inputs()),
+    "dense_f32": ("sliced_attention", lambda: cases.attention_case([600, 33], 1, 2, 3, 80, 7, F32).inputs()),
+    "tokens": ("sliced_attention", lambda: cases.attention_case([1300], 1, 2, 4, 128, 16, BF16, density=0.6).inputs()),
+    "pages": ("sliced_attention", lambda: cases.attention_case([700], 1, 2, 4, 64, 16, BF16, density=0.5, unit=1).inputs()),
+    "splits": ("sliced_attention", lambda: long_attention(0.4, 0)),
+    "attend": ("attend", lambda: attend_inputs([900, 33], 1, 2, 4, 128, 16, BF16)),
+    "attend_fallback": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.1)),
+}  # fmt: skip
+every_call = pytest.mark.parametrize("name", CALLS)
+
+
+@functools.lru_cache(maxsize=1)
+def problem(name):
+    op, build = CALLS[name]
+    return op, build()
+
+
+def call(name, outs=None, workspace=None):
+    """Every tensor that the op makes or changes."""
+    op, inputs = problem(name)
+    if op == "append_kv":
+        inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
+        run(op, inputs, "simt", outs=outs, workspace=workspace)
+        return inputs
+    return run(op, inputs, "simt", outs=outs, workspace=workspace)
+
+
+def assert_equal(got, want, what):
+    for g, w in zip(got, want, strict=True):
+        if isinstance(g, torch.Tensor):
+            assert_same_bits(g, w, what)
+
+
+@pytest.fixture
+def simt():
+    module = native.simt_module()
+    yield module
+    module.set_schedule("forward")
+    module.set_multiprocessors(4)
+
+
+@every_call
+def test_schedules_give_the_same_bits(name, simt):
+    """Threads and blocks in order, in reverse order, and in three random ones."""
+    first = call(name)
+    for schedule in (("reverse", 1), ("random", 1), ("random", 2), ("random", 3)):
+        simt.set_schedule(*schedule)
+        assert_equal(call(name), first, f"{name}, {schedule}")
+
+
+@every_call
+def test_multiprocessors_change_nothing(name, simt):
+    simt.set_multiprocessors(1)
+    first = call(name)
+    simt.set_multiprocessors(132)
+    assert_equal(call(name), first, name)
+
+
+@every_call
+def test_given_memory_is_all_that_a_launcher_needs(name, simt):
+    """With outputs and a dirty workspace of just the size that is asked for: launches, no allocation, no synchronisation."""
+    op, inputs = problem(name)
+    first = call(name)
+    # Index builders leave what is not live as it is.
+    fill = 0 if op in ("key_sketch", "page_summary") else 77
+    outs = tuple(torch.full_like(t, fill) for t in first) if op != "append_kv" else ()
+    workspace = dirty_workspace(op, inputs, outs)
+    simt.set_device_checks(False)  # checks of values wait for the device
+    try:
+        before = simt.counters()
+        again = call(name, outs, workspace)
+        after = simt.counters()
+    finally:
+        simt.set_device_checks(True)
+    assert_equal(again, first, name)
+    made = {key: after[key] - before[key] for key in after}
+    assert made["launches"] > 0
+    assert {key: made[key] for key in ("allocations", "frees", "synchronisations", "copies")} == dict.fromkeys(
+        ("allocations", "frees", "synchronisations", "copies"), 0
+    )
+
+
+def dirty_workspace(op, inputs, outs):
+    """As many bytes as the op asks for, at an address that is a multiple of 256 and no more."""
+    from sic_kernels.runtime import backends
+
+    size = backends.workspace_bytes(backends.call, "slicing", op, tuple(inputs), outs, None, "simt")
+    room = torch.full((size + 1024,), 0xA5, dtype=torch.uint8)
+    skew = -room.data_ptr() % 512 + 256
+    return room[skew : skew + size] if size else None
