@@ -35,10 +35,6 @@ Tensor = torch.Tensor
 Capture = Callable[[Callable[[int], Any], int], Any]  # -> something with replay()
 
 
-def on(device: str, values: tuple) -> tuple:
-    return tuple(x.to(device) if isinstance(x, Tensor) else x for x in values)
-
-
 # --- cases --------------------------------------------------------------------------------------------------------------
 
 
@@ -53,27 +49,27 @@ def chosen(grid: str) -> list[cases.Case]:
     return short[:: max(1, -(-len(short) // EACH))]
 
 
-def check_case(case: cases.Case, backend: str, device: str) -> None:
+def check_case(case: cases.Case, backend: str) -> None:
     """Against the definition, and the same bits again."""
     inputs = case.inputs()
     want = case.expected(inputs)
-    got, again = (run(case.op, on(device, inputs), backend) for _ in range(2))
+    got, again = (run(case.op, inputs, backend) for _ in range(2))
     for i, (g, a, w) in enumerate(zip(got, again, want)):
         what = f"{case.op} {case.name}: result {i}"
-        assert_same_bits(a.cpu(), g.cpu(), f"{what}, a second time")
+        assert_same_bits(a, g, f"{what}, a second time")
         if case.tolerance == cases.EXACT:
-            assert_same_bits(g.cpu(), w, what)
+            assert_same_bits(g, w, what)
         else:
             limit = case.tolerance
             atol, rtol = (limit.lse, 1e-6) if i else (limit.atol, limit.rtol)
-            assert_close(g.cpu(), w, atol=atol, rtol=rtol, what=what)
+            assert_close(g, w, atol=atol, rtol=rtol, what=what)
 
 
 def all_cases(backend: str, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """Name and check of every case: those of the lists, then each benchmark's own check of its results."""
     for grid in cases.grids():
         for case in chosen(grid):
-            yield f"{case.op} {case.name}", lambda case=case: check_case(case, backend, device)
+            yield f"{case.op} {case.name}", lambda case=case: check_case(case, backend)
     inputs = benches.Inputs(BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
     for name in benches.NAMES:
         yield name, lambda name=name: benches.build(name, inputs).verify()

@@ -200,7 +200,7 @@ def run_tests(check: Check, backend: str, file: Path) -> Outcome:
     report = check.folder / f"{file.stem}-{backend}.xml"
     done = check.python(
         "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider", f"--junitxml={report}", "-k", backend, file,
-        env={"SIC_REQUIRE": ",".join(check.backends), "OMP_NUM_THREADS": "2"},
+        env={"SIC_REQUIRE": ",".join(check.backends), "SIC_CHECK": "1", "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
     if done.data.get("exit") == 5:  # none in this file
         return Outcome(PASSED)

@@ -8,6 +8,7 @@ a machine that must have a GPU cannot pass by skipping. `cpu` and `ref` are alwa
 import os
 
 import pytest
+import slicing_helpers
 
 try:
     from hypothesis import HealthCheck, settings
@@ -23,6 +24,12 @@ else:
     settings.load_profile("sic")
 
 REQUIRED = {"cpu", "ref", *filter(None, os.environ.get("SIC_REQUIRE", "").split(","))}
+
+# The shared cases run on a GPU too where one is required. Before any test file is imported.
+for name in ("cuda", "triton"):
+    for backends in (slicing_helpers.NATIVE, slicing_helpers.EVERY):
+        if name in REQUIRED and name not in backends:
+            backends.append(name)
 
 
 def backends_of(item):

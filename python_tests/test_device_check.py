@@ -181,11 +181,11 @@ def test_the_short_list_has_every_op():
 
 def test_a_wrong_result_is_found(monkeypatch):
     (case,) = device_cases.chosen("gather")[:1]
-    device_cases.check_case(case, "cpu", "cpu")
+    device_cases.check_case(case, "cpu")
     real = device_cases.run
     monkeypatch.setattr(device_cases, "run", lambda *a: tuple(x + 1 for x in real(*a)))
     with pytest.raises(AssertionError, match=r"gather .*: result 0"):
-        device_cases.check_case(case, "cpu", "cpu")
+        device_cases.check_case(case, "cpu")
 
 
 def test_parts_are_all_of_it(monkeypatch):

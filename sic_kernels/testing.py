@@ -185,16 +185,60 @@ RESULTS = {
 }
 
 
+class Mirror:
+    """CPU tensors on another device, and back.
+
+    Whole storages move, so that strides, offsets, guard bytes and memory that two views share are there as they are here.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __call__(self, x: Any) -> Any:
+        """The tensor there; anything else as it is."""
+        if not isinstance(x, Tensor):
+            return x
+        here = x.untyped_storage()
+        if here.data_ptr() not in self._storages:
+            there = torch.UntypedStorage(here.nbytes(), device=self.device)
+            there.copy_(here)
+            self._storages[here.data_ptr()] = (here, there)
+        there = self._storages[here.data_ptr()][1]
+        return torch.empty(0, dtype=x.dtype, device=self.device).set_(there, x.storage_offset(), x.shape, x.stride())
+
+    def bring_back(self) -> None:
+        """Whatever was written there is written here, where it should not have been too."""
+        for here, there in self._storages.values():
+            here.copy_(there)
+
+
+def device_of(backend: str) -> str:
+    """Where a backend's tensors are: the GPU's for those that run on one and not in an interpreter."""
+    return "cuda" if backend in ("cuda", "triton") and torch.cuda.is_available() else "cpu"
+
+
 def run(
     op: str, inputs: Sequence[Any], backend: str, *, outs: Sequence[Tensor | None] | None = None, workspace=None
 ) -> tuple[Tensor, ...]:
-    """Call a slicing op with its native inputs, in order.  `ref` without outs is the definition itself."""
+    """Call a slicing op with its native inputs, in order.  `ref` without outs is the definition itself.
+
+    Tensors are the CPU's; for a backend of a GPU they go there and come back.
+    """
     if backend == "ref" and outs is None:
         return reference(op)(*inputs)
     from .runtime import backends
 
     given = (None,) * RESULTS[op] if outs is None else tuple(outs)
-    return backends.call("slicing", op, tuple(inputs), given, workspace, backend)
+    device = device_of(backend)
+    if device == "cpu":
+        return backends.call("slicing", op, tuple(inputs), given, workspace, backend)
+    there = Mirror(device)
+    results = backends.call(
+        "slicing", op, tuple(map(there, inputs)), tuple(map(there, given)), there(workspace), backend
+    )
+    there.bring_back()
+    return tuple(r.cpu() if out is None else out for r, out in zip(results, given))
 
 
 def run_guarded(op: str, inputs: Sequence[Any], backend: str, like: Sequence[Tensor], *, skew: int = 0):
