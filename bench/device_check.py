@@ -352,7 +352,8 @@ def run_steps(check: Check, names: list[str], save: Callable[[list[dict[str, Any
             except Exception as error:  # of the check itself: the other steps still run
                 outcome = Outcome(FAILED, f"{type(error).__name__}: {error}")
         seconds = time.monotonic() - begin
-        steps.append({"name": name, "status": outcome.status, "seconds": round(seconds, 1), "said": outcome.said[-6000:],
+        said = outcome.said[-300 if outcome.status == PASSED else -6000 :]
+        steps.append({"name": name, "status": outcome.status, "seconds": round(seconds, 1), "said": said,
                       "data": {k: v for k, v in outcome.data.items() if k not in ("stdout", "exit")}})  # fmt: skip
         if outcome.status in (FAILED, TIMED_OUT):
             print(outcome.said[-2000:], flush=True)
