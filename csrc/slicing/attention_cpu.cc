@@ -22,35 +22,52 @@ using slicing::AttentionArgs;
 using slicing::AttentionPlan;
 using slicing::Unit;
 
-constexpr int kTile = 16;  // this tile's and the next one's K and V rows fit the first-level cache together
+constexpr int kTile = 256;  // tokens of one step of the online softmax
+constexpr int kAhead = 48;  // rows between the one that is read and the one that is fetched
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
 
+// Rows of the tokens of one step. Behind the K rows follow the first V rows, behind the V rows the next tile's first K
+// rows: the row to fetch is always kAhead slots further on.
+struct Tile {
+  static constexpr int kSlots = kTile + kAhead;
+  const char* k[kSlots];
+  const char* v[kSlots];
+  int32_t pos[kTile];
+  int n;
+
+  int end() const { return static_cast<int>(padded(n)); }
+  // Kernels read whole groups of rows: the last row fills the gap.
+  void pad() {
+    for (int j = n; n > 0 && j < end(); ++j) k[j] = k[n - 1], v[j] = v[n - 1];
+  }
+  void link(const Tile& next) {
+    for (int i = 0; i < kAhead; ++i) {
+      k[end() + i] = v[i < n ? i : n - 1];
+      v[end() + i] = next.n == 0 ? v[n - 1] : next.k[i < next.n ? i : next.n - 1];
+    }
+  }
+};
+static_assert(kTile % 16 == 0);
+
 // ---- kernels on one tile ----
 
-// Rows of the next tile, fetched while this one is worked on.
-struct Ahead {
-  const char* const* rows;
-  int n;
-};
-
-// logits[r][j] = q[r] . k[j] for R rows of q (padded to Dp floats) and tile tokens j < n.
+// logits[r][j] = q[r] . k[j] for R rows of q (padded to Dp floats) and tile tokens j < n. fetch: the rows ahead, too.
 template <class T, int R>
 SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, int n, int64_t D, float* logits,
-                            Ahead ahead) {
+                            bool fetch) {
   constexpr int N = W / R;  // tokens at a time: R * N sums make one vector
   const int64_t whole = D / W * W;
   for (int j = 0; j < n; j += N) {
     const T* row[N];
-    SIC_UNROLL for (int i = 0; i < N; ++i) row[i] = reinterpret_cast<const T*>(k[j + i < n ? j + i : n - 1]);
-    const int fetch = ahead.n - j < N ? ahead.n - j : N;
+    SIC_UNROLL for (int i = 0; i < N; ++i) row[i] = reinterpret_cast<const T*>(k[j + i]);
     vf sum[W] = {};
     for (int64_t d = 0; d < whole; d += W) {
       // A line at a time, between the sums: a burst would fill the queue of outstanding misses and stop the arithmetic.
-      if (d * sizeof(T) % 64 == 0)
-        for (int i = 0; i < fetch; ++i) prefetch(ahead.rows[j + i] + d * sizeof(T));
+      if (fetch && d * sizeof(T) % 64 == 0)
+        SIC_UNROLL for (int i = 0; i < N; ++i) prefetch(k[j + i + kAhead] + d * sizeof(T));
       vf kv[N];
       SIC_UNROLL for (int i = 0; i < N; ++i) kv[i] = load(row[i] + d);
       SIC_UNROLL for (int r = 0; r < R; ++r) {
@@ -73,7 +90,7 @@ SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, in
 // acc[r] = acc[r] * decay[r] + sum over j in [from, to) of p[r][j] * v[j].
 template <class T, int R>
 SIC_INLINE void tile_values(const float* p, const float* decay, const char* const* v, int from, int to, int64_t D,
-                            float* acc, int64_t Dp, Ahead ahead) {
+                            float* acc, int64_t Dp, bool fetch) {
   constexpr int C = (W == 16 ? 16 : 8) / R;  // vectors of a row at a time: R * C sums stay in registers
   int64_t d = 0;
   for (; d + C * W <= D; d += C * W) {
@@ -81,7 +98,7 @@ SIC_INLINE void tile_values(const float* p, const float* decay, const char* cons
     SIC_UNROLL for (int r = 0; r < R; ++r) SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] =
         load(acc + r * Dp + d + c * W) * splat(decay[r]);
     for (int j = from; j < to; ++j) {
-      if (j < ahead.n) prefetch_row(ahead.rows[j] + d * sizeof(T), C * W * sizeof(T));
+      if (fetch) prefetch_row(v[j + kAhead] + d * sizeof(T), C * W * sizeof(T));
       const T* row = reinterpret_cast<const T*>(v[j]) + d;
       vf x[C];
       SIC_UNROLL for (int c = 0; c < C; ++c) x[c] = load(row + c * W);
@@ -135,13 +152,6 @@ struct Rows {
   int32_t* to;
 };
 
-struct Tile {
-  const char* k[kTile];
-  const char* v[kTile];
-  int32_t pos[kTile];
-  int n;
-};
-
 class Worker {
  public:
   Worker(const AttentionArgs& a, const AttentionPlan& plan) : a_(a), plan_(plan) {}
@@ -162,7 +172,8 @@ class Worker {
   template <class T>
   void add_split(const Place&, const CacheRows& k, const CacheRows& v, Rows&, int64_t begin, int64_t end) const;
   template <class T>
-  void add_tile(const Place&, const Tile&, const Tile& next, Rows&, int row, int rows, int from, int to) const;
+  void add_tile(const Place&, const Tile&, Rows&, int row, int rows, int from, int to) const;
+  void softmax(const Place&, const Tile&, Rows&, int row, int from, int to) const;
   void finish_logits(const Place&, const Tile&, float* logits) const;
   void store_partial(const Place&, const Rows&, float* partials) const;
 
@@ -262,6 +273,7 @@ void Worker::fill_tile(const Place& p, const CacheRows& k, const CacheRows& v, c
     tile.k[j] = k.at(row);
     tile.v[j] = v.at(row);
   }
+  tile.pad();
 }
 
 // Softcap and bias; logits leave in base 2.
@@ -274,61 +286,71 @@ void Worker::finish_logits(const Place& p, const Tile& tile, float* logits) cons
   }
 }
 
+// Logits of row r become weights; the maximum and the sum of the row move on.
+void Worker::softmax(const Place& p, const Tile& tile, Rows& rows, int r, int from, int to) const {
+  float* logits = rows.logits + r * kTile;
+  finish_logits(p, tile, logits);
+  const auto end = static_cast<int>(padded(to));
+  for (int j = 0; j < from; ++j) logits[j] = kNone;
+  for (int j = to; j < end; ++j) logits[j] = kNone;
+  vf top = load(logits);
+  for (int j = W; j < end; j += W) top = max(top, load(logits + j));
+  RowState& s = rows.state[r];
+  const float tile_max = reduce_max(top), new_max = tile_max > s.max ? tile_max : s.max;
+  const float base = new_max == kNone ? 0.0f : new_max;
+  vf total = {};
+  for (int j = 0; j < end; j += W) {
+    const vf e = exp2(load(logits + j) - splat(base));
+    store(logits + j, e);
+    total += e;
+  }
+  rows.decay[r] = s.max == kNone ? 0.0f : reduce_max(exp2(splat(s.max - base)));
+  s.sum = s.sum * rows.decay[r] + reduce_add(total);
+  s.max = new_max;
+}
+
 template <class T>
-void Worker::add_tile(const Place& p, const Tile& tile, const Tile& next, Rows& rows, int row, int count, int from,
-                      int to) const {
+void Worker::add_tile(const Place& p, const Tile& tile, Rows& rows, int row, int count, int from, int to) const {
   in_row_groups(count, [&](auto R, int r) {
     tile_logits<T, R()>(rows.q + (row + r) * rows.Dkp, rows.Dkp, tile.k, to, rows.Dk, rows.logits + (row + r) * kTile,
-                        {next.k, r == 0 ? next.n : 0});
+                        row + r == 0);
   });
-  for (int r = row; r < row + count; ++r) {
-    float* logits = rows.logits + r * kTile;
-    finish_logits(p, tile, logits);
-    for (int j = 0; j < from; ++j) logits[j] = kNone;
-    for (int j = to; j < kTile; ++j) logits[j] = kNone;
-    vf top = load(logits);
-    for (int j = W; j < kTile; j += W) top = max(top, load(logits + j));
-    RowState& s = rows.state[r];
-    const float tile_max = reduce_max(top), new_max = tile_max > s.max ? tile_max : s.max;
-    const float base = new_max == kNone ? 0.0f : new_max;
-    vf total = {};
-    for (int j = 0; j < kTile; j += W) {
-      const vf e = exp2(load(logits + j) - splat(base));
-      store(logits + j, e);
-      total += e;
-    }
-    rows.decay[r] = s.max == kNone ? 0.0f : reduce_max(exp2(splat(s.max - base)));
-    s.sum = s.sum * rows.decay[r] + reduce_add(total);
-    s.max = new_max;
-  }
+  for (int r = row; r < row + count; ++r) softmax(p, tile, rows, r, from, to);
   in_row_groups(count, [&](auto R, int r) {
     tile_values<T, R()>(rows.logits + (row + r) * kTile, rows.decay + row + r, tile.v, from, to, rows.Dv,
-                        rows.acc + (row + r) * rows.Dvp, rows.Dvp, {next.v, r == 0 ? next.n : 0});
+                        rows.acc + (row + r) * rows.Dvp, rows.Dvp, row + r == 0);
   });
 }
 
 template <class T>
 void Worker::add_split(const Place& p, const CacheRows& k, const CacheRows& v, Rows& rows, int64_t begin,
                        int64_t end) const {
-  Tile tile, next;
+  Tile tiles[2];
   if (!a_.selected.indices.given() && rows.from[0] > begin)  // before every row's window; the first row's begins first
     begin = rows.from[0] >= end ? end : begin + (rows.from[0] - begin) / kTile * kTile;
-  fill_tile(p, k, v, rows, begin, std::min(begin + kTile, end), tile);
-  for (int64_t i = begin; i < end; i += kTile, tile = next) {
+  fill_tile(p, k, v, rows, begin, std::min(begin + kTile, end), tiles[0]);
+  for (int j = 0; j < kAhead && j < tiles[0].n; ++j)
+    prefetch_row(tiles[0].k[j], rows.Dk * static_cast<int64_t>(sizeof(T)));
+  for (int64_t i = begin, turn = 0; i < end; i += kTile, turn ^= 1) {
+    Tile &tile = tiles[turn], &next = tiles[turn ^ 1];
     next.n = 0;
     if (i + kTile < end) fill_tile(p, k, v, rows, i + kTile, std::min(i + 2 * kTile, end), next);
     if (tile.n == 0) continue;
+    tile.link(next);
     bool uniform = true;  // every row sees the whole tile
     const int32_t first = tile.pos[0], last = tile.pos[tile.n - 1];
     if (!a_.selected.indices.given())
       for (int r = 0; r < rows.count; ++r) uniform = uniform && rows.from[r] <= first && last < rows.to[r];
     if (uniform) {
-      add_tile<T>(p, tile, next, rows, 0, rows.count, 0, tile.n);
+      add_tile<T>(p, tile, rows, 0, rows.count, 0, tile.n);
       continue;
     }
-    for (int r = 0; r < rows.count; ++r) {
+    for (int r = 0, like; r < rows.count; r += like) {  // the heads of a group see the same tokens
       const int from = std::max(0, rows.from[r] - first), to = std::min(tile.n, rows.to[r] - first);
-      if (from < to) add_tile<T>(p, tile, next, rows, r, 1, from, to);
+      for (like = 1; r + like < rows.count && rows.from[r + like] == rows.from[r] && rows.to[r + like] == rows.to[r];)
+        ++like;
+      if (like % 4 == 3) --like;  // three would be padded to four, over the row behind them
+      if (from < to) add_tile<T>(p, tile, rows, r, like, from, to);
     }
   }
 }

@@ -32,8 +32,9 @@ struct ScanShape {
         G(q.shape[2] / Hkv_),
         Hkv(Hkv_),
         D(q.shape[3]),
-        positions((positions_ + 2 * slicing::kTokenBlock - 1) / slicing::kTokenBlock *
-                  slicing::kTokenBlock),  // the last block is written whole
+        // The last block is written whole. The rest keeps rows of a power of two, written side by side, apart in the
+        // sets of the first-level cache.
+        positions((positions_ + 2 * slicing::kTokenBlock - 1) / slicing::kTokenBlock * slicing::kTokenBlock + 160),
         chunks(std::max<int64_t>(1, (positions + kChunkTokens - 1) / kChunkTokens)) {}
 
   int64_t table_bytes() const { return (QueryTables::bytes(G, D) + 63) / 64 * 64; }
