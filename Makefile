@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEPS := $(VENV)/.stamp-deps
 BUILT := $(VENV)/.stamp-build
+SIMT := $(VENV)/.stamp-simt
 SYSTEM := $(VENV)/.stamp-system
 SASS := $(VENV)/.stamp-sass
 
@@ -28,7 +29,7 @@ NATIVE_SOURCES = $(shell find csrc cmake CMakeLists.txt setup.py -type f 2>/dev/
 demo: $(BUILT)
 	$(BIN)/python -m sic_kernels demo $(DEMO_ARGS)
 
-test: native-test
+test: native-test $(SIMT)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 bench: $(BUILT)
@@ -54,6 +55,11 @@ doctor: $(BUILT)
 native-test: $(BUILT)
 	PATH="$(abspath $(BIN)):$$PATH" tools/native_test.sh
 
+# The CUDA kernels on the emulator, for tests.
+$(SIMT): $(BUILT) $(NATIVE_SOURCES)
+	PATH="$(abspath $(BIN)):$$PATH" tools/build_simt.sh
+	touch $@
+
 # The fuzz tests against a native module built under AddressSanitizer.
 sanitize: $(BUILT)
 	PATH="$(abspath $(BIN)):$$PATH" tools/sanitize.sh $(SANITIZE_ARGS)
@@ -62,15 +68,15 @@ sanitize: $(BUILT)
 gpu-check: $(SASS)
 	$(BIN)/python tools/sass_gate.py $(GPU_CHECK_ARGS)
 
-# `pip install .` as a user runs it: a new environment, build isolation, no torch anywhere.
+# `pip install .` as a user without CUDA runs it: a new environment, build isolation, no torch anywhere.
 install-test: $(SYSTEM)
 	rm -rf build/install-test && $(PYTHON) -m venv build/install-test
-	build/install-test/bin/pip --disable-pip-version-check install -q --no-deps .
+	SIC_CMAKE_ARGS=-DSIC_CUDA=OFF build/install-test/bin/pip --disable-pip-version-check install -q --no-deps .
 	cd build/install-test && bin/python -m sic_kernels doctor
 	cd build/install-test && test -f "$$(bin/python -m sic_kernels cmakedir)/sic_kernelsConfig.cmake"
 
 clean:
-	rm -rf build dist *.egg-info sic_kernels/_native sic_kernels/_C.*.so $(BUILT)
+	rm -rf build dist *.egg-info sic_kernels/_native sic_kernels/_C.*.so sic_kernels/_simt.*.so $(BUILT) $(SIMT)
 
 $(SYSTEM): .ci/system
 	PYTHON=$(PYTHON) .ci/system

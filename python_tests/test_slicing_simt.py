@@ -2,11 +2,14 @@
 allocate, and the number of multiprocessors changes nothing."""
 
 import functools
+import sys
+import types
 
 import pytest
 import torch
 from test_slicing_determinism import attend_inputs, long_attention
 
+import sic_kernels as sic
 from sic_kernels.runtime import native
 from sic_kernels.slicing import cases
 from sic_kernels.testing import assert_same_bits, generator, randn, run
@@ -133,3 +136,82 @@ def dirty_workspace(op, inputs, outs):
     room = torch.full((size + 1024,), 0xA5, dtype=torch.uint8)
     skew = -room.data_ptr() % 512 + 256
     return room[skew : skew + size] if size else None
+
+
+@every_call
+def test_calls_are_captured_in_graphs(name, simt):
+    """While a graph is captured nothing runs; every replay gives the same bits, also after the results were overwritten."""
+    op, inputs = problem(name)
+    first = call(name)
+    if op == "append_kv":
+        inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
+        outs, made, before = (), inputs, [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    else:
+        fill = 0 if op in ("key_sketch", "page_summary") else 77
+        outs = made = tuple(torch.full_like(t, fill) for t in first)
+        before = [t.clone() for t in outs]
+    workspace = dirty_workspace(op, inputs, outs)
+    simt.set_device_checks(False)
+    try:
+        graph = simt.Graph(lambda: run(op, inputs, "simt", outs=outs, workspace=workspace))
+    finally:
+        simt.set_device_checks(True)
+    assert_equal(made, before, f"{name}: captured")
+    for _ in range(2):
+        graph.replay()
+        assert_equal(made, first, f"{name}: replayed")
+        for target, old in zip(made, before):
+            if isinstance(target, torch.Tensor):
+                target.copy_(old)
+
+
+# --- arrays of other kinds ------------------------------------------------------------------------------------------
+
+
+class DeviceArray:
+    """Speaks CuPy's protocols: `__cuda_array_interface__`, a module named cupy with a current stream and `from_dlpack`."""
+
+    def __init__(self, tensor):
+        self.tensor, self.shape, self.ndim = tensor, tuple(tensor.shape), tensor.ndim
+
+    @property
+    def __cuda_array_interface__(self):
+        kinds = {torch.float32: "<f4", torch.int32: "<i4", torch.int16: "<i2", torch.int64: "<i8", torch.uint8: "|u1"}
+        item = self.tensor.element_size()
+        return {"version": 3, "typestr": kinds[self.tensor.dtype], "shape": self.shape, "data": (self.tensor.data_ptr(), False),
+                "strides": tuple(s * item for s in self.tensor.stride()), "stream": 1}  # fmt: skip
+
+
+@pytest.fixture
+def cupy(simt, monkeypatch):
+    """A stand-in for CuPy whose current stream is one of the emulator's."""
+    module = types.ModuleType("cupy")
+    stream = simt.create_stream()
+    module.asked = []
+
+    def get_current_stream():
+        module.asked.append(stream)
+        return types.SimpleNamespace(ptr=stream)
+
+    module.cuda = types.SimpleNamespace(get_current_stream=get_current_stream)
+    module.from_dlpack = DeviceArray
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(DeviceArray, "__module__", "cupy._core")
+    return module
+
+
+def test_cupy_arrays_in_cupy_arrays_out_on_cupys_stream(cupy):
+    op, inputs = problem("dense_f32")
+    want = run(op, inputs, "simt")
+    arrays = tuple(DeviceArray(x) if isinstance(x, torch.Tensor) else x for x in inputs)
+    got = run(op, arrays, "simt")
+    assert [type(x) for x in got] == [DeviceArray, DeviceArray]
+    assert_equal([x.tensor for x in got], want, "cupy")
+    assert len(cupy.asked) == 1
+
+
+def test_a_stream_that_is_none_is_refused(cupy):
+    cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=12345)
+    op, inputs = problem("dense_f32")
+    with pytest.raises(sic.BackendError, match="resource handle"):
+        run(op, (DeviceArray(inputs[0]), *inputs[1:]), "simt")

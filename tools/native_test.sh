@@ -9,12 +9,12 @@ configure() { "$cmake" -G Ninja "$@" >/dev/null; }
 build() { "$cmake" --build "$1" -- --quiet; }
 
 echo "-- C++ tests"
-configure -S . -B build/native-test -DSIC_TESTS=ON -DCMAKE_INSTALL_PREFIX="$root/build/native-install"
+configure -S . -B build/native-test -DSIC_TESTS=ON -DSIC_CUDA=OFF -DCMAKE_INSTALL_PREFIX="$root/build/native-install"
 build build/native-test
 build/native-test/csrc_tests/sic_tests --gtest_brief=1
 
 echo "-- vendoring by add_subdirectory"
-configure -S examples/vendoring -B build/vendoring-source -DSIC_SOURCE_DIR="$root" -DCMAKE_BUILD_TYPE=Release
+configure -S examples/vendoring -B build/vendoring-source -DSIC_SOURCE_DIR="$root" -DCMAKE_BUILD_TYPE=Release -DSIC_CUDA=OFF
 build build/vendoring-source
 build/vendoring-source/decode_step
 

@@ -8,7 +8,7 @@ python=${PYTHON:-python}
 build=build/asan
 site=$build/site
 
-cmake -G Ninja -S . -B "$build" -DSIC_TESTS=ON -DSIC_PYTHON=ON -DSIC_SANITIZE=address,undefined -DSIC_INSTALL=ON \
+cmake -G Ninja -S . -B "$build" -DSIC_TESTS=ON -DSIC_PYTHON=ON -DSIC_SANITIZE=address,undefined -DSIC_INSTALL=ON -DSIC_CUDA=OFF \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$(command -v "$python")" \
   -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" >/dev/null
 cmake --build "$build" -- --quiet
@@ -21,7 +21,7 @@ echo "-- Python tests under AddressSanitizer"
 rm -rf "$site"
 mkdir -p "$site/sic_kernels"
 cp -R sic_kernels/. "$site/sic_kernels/"
-rm -f "$site"/sic_kernels/_C.*.so
+rm -f "$site"/sic_kernels/_C.*.so "$site"/sic_kernels/_simt.*.so
 cmake --install "$build" --component python --prefix "$root/$site/sic_kernels" >/dev/null
 
 # Without the current folder on the path, which holds the unsanitized package.

@@ -4,7 +4,8 @@
 
 #include <string>
 
-#include "core/check.h"
+#include "bind/tensor_arg.h"
+#include "core/gpu.cuh"
 #include "simt/testing.h"
 
 namespace sic::bind {
@@ -27,9 +28,61 @@ pybind11::dict counters() {
   return d;
 }
 
+// A graph of what `function` launches, replayed any number of times. The memory of its calls must stay alive.
+class Graph {
+ public:
+  explicit Graph(const pybind11::function& function) {
+    gpu::check_cuda(cudaStreamCreate(&stream_), "stream");
+    capture_.stream = stream_;
+    gpu::check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
+    simt_capture() = &capture_;
+    try {
+      function();
+    } catch (...) {
+      finish();
+      throw;
+    }
+    finish();
+  }
+  ~Graph() {
+    if (exec_) cudaGraphExecDestroy(exec_);
+    cudaStreamDestroy(stream_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void replay() { gpu::check_cuda(cudaGraphLaunch(exec_, stream_), "graph"); }
+
+ private:
+  void finish() {
+    simt_capture() = nullptr;
+    cudaGraph_t graph = nullptr;
+    gpu::check_cuda(cudaStreamEndCapture(stream_, &graph), "capture");
+    gpu::check_cuda(cudaGraphInstantiate(&exec_, graph), "graph");
+    cudaGraphDestroy(graph);
+  }
+
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+  SimtCapture capture_;
+};
+
 }  // namespace
 
+SimtCapture*& simt_capture() {
+  static SimtCapture* current = nullptr;
+  return current;
+}
+
 void bind_simt(pybind11::module_& m) {
+  pybind11::class_<Graph>(m, "Graph", "Graph(function): captures what a call of it launches; replay() runs that again")
+      .def(pybind11::init<pybind11::function>())
+      .def("replay", &Graph::replay);
+  m.def("create_stream", [] {
+    cudaStream_t stream = nullptr;
+    gpu::check_cuda(cudaStreamCreate(&stream), "stream");
+    return reinterpret_cast<uintptr_t>(stream);
+  });
   m.def("set_schedule", &set_schedule, pybind11::arg("schedule"), pybind11::arg("seed") = 1,
         "The order in which threads and blocks take turns: forward, reverse or random");
   m.def("set_multiprocessors", &simt::set_multiprocessors, "What launchers believe the device to have");

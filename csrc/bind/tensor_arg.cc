@@ -162,9 +162,7 @@ TensorView Args::scale(const char* arg, py::handle object) {
   if (!object || object.is_none() || !(PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())))
     return (*this)(arg, object);
   numbers_[used_] = object.cast<float>();
-  TensorView v = view_of(&numbers_[used_++], DType::f32);
-  if (kHostIsDevice) v.device = Device::cuda;
-  return on_device(arg, {}, v);
+  return view_of(&numbers_[used_++], DType::f32);
 }
 
 TensorView Args::on_device(const char* arg, py::handle object, const TensorView& view) {
@@ -172,7 +170,8 @@ TensorView Args::on_device(const char* arg, py::handle object, const TensorView&
   const bool garbage = (object && object.ptr() == just_made) || std::string(arg) == "workspace";
   const auto contents = garbage ? simt::Contents::garbage : simt::Contents::given;
   just_made = nullptr;
-  offered_.emplace_back(simt::offer(arg, view, simt::Access::read_only, contents));
+  auto& kept = simt_capture() ? simt_capture()->offered : offered_;
+  kept.emplace_back(simt::offer(arg, view, simt::Access::read_only, contents));
 #else
   (void)arg, (void)object;
 #endif
@@ -180,17 +179,19 @@ TensorView Args::on_device(const char* arg, py::handle object, const TensorView&
 }
 
 void* Args::stream(py::handle array, int device_id) const {
-  if (kHostIsDevice) return nullptr;
   void* stream = nullptr;
-  if (const auto* api = exchange_api(Py_TYPE(array.ptr()))) {
+  const auto* api = exchange_api(Py_TYPE(array.ptr()));
+  if (api && !kHostIsDevice) {
     if (api->current_stream(dlpack::kCuda, device_id, &stream) != 0) throw py::error_already_set();
     return stream;
   }
-  const auto kind = py::str(py::type::of(array).attr("__module__")).cast<std::string>();
-  if (kind.rfind("cupy", 0) == 0) {
+  if (!api && py::str(py::type::of(array).attr("__module__")).cast<std::string>().rfind("cupy", 0) == 0) {
     const auto current = py::module_::import("cupy").attr("cuda").attr("get_current_stream")();
     return reinterpret_cast<void*>(current.attr("ptr").cast<uintptr_t>());
   }
+#if defined(SIC_SIMT)
+  if (simt_capture()) return simt_capture()->stream;
+#endif
   return nullptr;
 }
 

@@ -41,6 +41,15 @@ class Args {
 #endif
 };
 
+#if defined(SIC_SIMT)
+// While a graph is captured: its stream, and the memory that its replays may touch.
+struct SimtCapture {
+  void* stream = nullptr;
+  std::vector<simt::Offered> offered;
+};
+SimtCapture*& simt_capture();
+#endif
+
 // `given`, or a new tensor on the device of `like` (an argument of the call).
 py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype,
                   bool zero = false);

@@ -107,17 +107,22 @@ struct Rows3 {
   }
 };
 
-// f8 scale of each head; 1 where none is given.
+// f8 scale of each head: in device memory, or one number for all.
 struct HeadScale {
   const float* data = nullptr;
   int64_t stride = 0;
+  float number = 1;
 
   static HeadScale of(const TensorView& v) {
     HeadScale s;
-    if (v.given()) s.data = v.as<const float>(), s.stride = v.rank == 0 ? 0 : v.stride[0];
+    if (!v.given()) return s;
+    if (v.device == Device::cpu)
+      s.number = *v.as<const float>();
+    else
+      s.data = v.as<const float>(), s.stride = v.rank == 0 ? 0 : v.stride[0];
     return s;
   }
-  __device__ __forceinline__ float operator[](int64_t h) const { return data ? data[h * stride] : 1.0f; }
+  __device__ __forceinline__ float operator[](int64_t h) const { return data ? data[h * stride] : number; }
 };
 
 // Keys and values of all sequences.

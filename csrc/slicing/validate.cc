@@ -59,7 +59,9 @@ CacheDims check_cache(const Check& check, const char* arg, const TensorView& cac
 
 void check_scale(const Check& check, const char* arg, const TensorView& scale, const TensorView& cache, int64_t Hkv) {
   if (!scale.given()) return;
-  check.tensor(arg, scale, DType::f32, scale.rank == 0 ? 0 : 1);
+  const bool number = scale.rank == 0 && scale.device == Device::cpu;  // passed by value to any device
+  if (!number) check.tensor(arg, scale, DType::f32, scale.rank == 0 ? 0 : 1);
+  check.require(scale.dtype == DType::f32, arg, describe(scale), name(DType::f32));
   if (scale.rank == 1) check.shape(arg, scale, {Hkv});
   check.require(cache.dtype == DType::f8e4m3, arg, describe(scale),
                 "None, since the cache is " + std::string(name(cache.dtype)));
