@@ -91,6 +91,18 @@ TEST(SimtFaults, CallerOutsideOfItsMask) {
   });
 }
 
+__global__ void wait_for_ever(int* flag) {
+  if (threadIdx.x == 0)
+    while (atomicAdd(flag, 0) == 0) continue;
+  if (threadIdx.x == 1) atomicExch(flag, 1);
+}
+TEST(SimtFaults, ThreadsThatSpin) {
+  Buffer<int> flag(1, "flag");
+  flag[0] = 0;
+  const std::string message = fault_of([&] { gpu::launch(wait_for_ever, 1, 32, 0, nullptr, flag.data()); });
+  EXPECT_NE(message.find("does it spin?"), std::string::npos) << message;
+}
+
 // ---- bounds ----
 
 template <bool kBroken>

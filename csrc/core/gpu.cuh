@@ -107,7 +107,7 @@ __device__ __forceinline__ float2 unpack_bf16x2(uint32_t v) {
   return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
 }
 
-// ---- reductions: every thread receives the result, the same bits on each ----
+// ---- reductions: every thread receives the result, the same bits on each; maxima and minima pass over NaN ----
 
 struct Add {
   template <class T>
@@ -120,12 +120,14 @@ struct Max {
   __device__ __forceinline__ T operator()(T a, T b) const {
     return a > b ? a : b;
   }
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 struct Min {
   template <class T>
   __device__ __forceinline__ T operator()(T a, T b) const {
     return a < b ? a : b;
   }
+  __device__ __forceinline__ float operator()(float a, float b) const { return fminf(a, b); }
 };
 
 // Over groups of kLanes neighbouring lanes. All 32 lanes take part.

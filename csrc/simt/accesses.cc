@@ -19,6 +19,7 @@ bool is_shared(const void* p) {
 void note_atomic(void* p, size_t bytes, Site site) {
   {
     const HooksOff off;
+    count_access(SIC_SIMT_HERE);
     check_access(p, bytes, AccessKind::atomic, bytes, SIC_SIMT_HERE);
     block_order.atomic(p);
   }

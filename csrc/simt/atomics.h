@@ -19,24 +19,18 @@ __forceinline__ T update_atomically(T* p, Site site, Update update) {
   return old;
 }
 
-// Values keep their type; int literals given to unsigned atomics convert.
-template <class T>
-struct Plain {
-  using type = T;
-};
-
 }  // namespace sic::simt
 
 #define SIC_SIMT_ATOMIC(name, expression)                                                                   \
   template <class T>                                                                                        \
-  __forceinline__ T name(T* p, typename ::sic::simt::Plain<T>::type value, SIC_SIMT_SITE) {                 \
+  __forceinline__ T name(T* p, std::type_identity_t<T> value, SIC_SIMT_SITE) {                              \
     return ::sic::simt::update_atomically(p, site, [&](T old) -> T { return static_cast<T>(expression); }); \
   }
 SIC_SIMT_ATOMIC(atomicAdd, old + value)
 SIC_SIMT_ATOMIC(atomicSub, old - value)
 SIC_SIMT_ATOMIC(atomicMax, old > value ? old : value)
 SIC_SIMT_ATOMIC(atomicMin, old < value ? old : value)
-SIC_SIMT_ATOMIC(atomicAnd, old& value)
+SIC_SIMT_ATOMIC(atomicAnd, (old & value))
 SIC_SIMT_ATOMIC(atomicOr, old | value)
 SIC_SIMT_ATOMIC(atomicXor, old ^ value)
 SIC_SIMT_ATOMIC(atomicExch, (static_cast<void>(old), value))
@@ -45,8 +39,7 @@ SIC_SIMT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef SIC_SIMT_ATOMIC
 
 template <class T>
-__forceinline__ T atomicCAS(T* p, typename ::sic::simt::Plain<T>::type expected,
-                            typename ::sic::simt::Plain<T>::type value, SIC_SIMT_SITE) {
+__forceinline__ T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value, SIC_SIMT_SITE) {
   return ::sic::simt::update_atomically(p, site, [&](T old) { return old == expected ? value : old; });
 }
 
@@ -63,10 +56,10 @@ __forceinline__ T __ldcg(const T* p) {
   return *p;
 }
 template <class T>
-__forceinline__ void __stcs(T* p, typename ::sic::simt::Plain<T>::type value) {
+__forceinline__ void __stcs(T* p, std::type_identity_t<T> value) {
   *p = value;
 }
 template <class T>
-__forceinline__ void __stcg(T* p, typename ::sic::simt::Plain<T>::type value) {
+__forceinline__ void __stcg(T* p, std::type_identity_t<T> value) {
   *p = value;
 }

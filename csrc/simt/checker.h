@@ -42,6 +42,12 @@ bool module_memory(uintptr_t a, size_t n);  // what this module itself consists 
 
 void prepare_memory();  // before a launch
 
+// A fault for a thread that goes on and on: it waits for something that does not come.
+inline void count_access(const Place& place) {
+  if (++engine.counters.accesses > engine.patience)
+    fault(place, "%llu accesses without a barrier: does it spin?", static_cast<unsigned long long>(kPatience));
+}
+
 // A fault unless the current thread may make this access now. alignment 1: any address will do.
 void check_access(const void* p, size_t n, AccessKind kind, size_t alignment, const Place& place);
 

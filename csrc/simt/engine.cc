@@ -38,12 +38,17 @@ bool same_site(const Place& a, const Place& b) {
 
 void run_threads();
 
+void run_as(Thread& next) {
+  next.state = State::running;
+  engine.current = &next;
+  engine.patience = engine.counters.accesses + kPatience;
+}
+
 // Goes to the next thread that can run; to the host if there is none.
 void leave(Context& from) {
   ++engine.counters.switches;
   if (ready.empty()) {
-    engine.current = nullptr;
-    engine.hooks = false;
+    leave_kernel();
     return switch_context(from, host);
   }
   Thread& next = thread(ready.take());
@@ -51,9 +56,8 @@ void leave(Context& from) {
     next.stack = free_stacks[--free_count];
     prepare(next.context, stacks.stack(next.stack), stacks.bytes(next.stack), run_threads);
   }
-  next.state = State::running;
   engine.stack = stacks.stack(next.stack);
-  engine.current = &next;
+  run_as(next);
   engine.hooks = true;
   if (&from != &next.context) switch_context(from, next.context);
 }
@@ -91,8 +95,7 @@ void run_threads() {
     }
     Thread& next = thread(ready.take());
     next.stack = stack;
-    next.state = State::running;
-    engine.current = &next;
+    run_as(next);
   }
 }
 
@@ -296,7 +299,16 @@ void run_kernel(const KernelCall& call) {
   engine.call = {};
 }
 
-void stop_kernel() { switch_context(abandoned, host); }
+void leave_kernel() {
+  engine.current = nullptr;
+  engine.hooks = false;
+  engine.stack = nullptr;
+}
+
+void stop_kernel() {
+  leave_kernel();
+  switch_context(abandoned, host);
+}
 
 bool on_other_stack(const void* p) {
   const int owner = stacks.owner(p);

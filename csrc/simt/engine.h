@@ -1,7 +1,6 @@
 // Inside the emulator: the threads of the running block, and how they take turns.
 #pragma once
 #include <array>
-#include <cstdarg>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,12 +13,14 @@ namespace sic::simt {
 
 constexpr int kMaxThreads = 1024, kWarp = 32;
 constexpr size_t kMaxSharedBytes = 227 * 1024;
+constexpr uint64_t kPatience = uint64_t{1} << 24;
 
 // Where kernel code called the emulator: as written, and the return address, which tells the lines that were inlined.
 struct Place {
   Site site;
   const void* pc = nullptr;
 };
+
 enum class State : uint8_t { fresh, ready, running, at_barrier, at_warp_operation, done };
 
 // A cp.async between its issue and the wait that makes it visible.
@@ -64,6 +65,7 @@ struct Engine {
   Thread* current = nullptr;  // nullptr: no kernel code is running
   bool hooks = false;         // whether its accesses are checked: not while the emulator itself works for it
   char* stack = nullptr;      // of the current thread
+  uint64_t patience = 0;      // the count of accesses up to which it may run before it waits or ends
   std::array<Thread, kMaxThreads> threads{};
   std::array<Warp, kMaxThreads / kWarp> warps{};
   KernelCall call;
@@ -104,7 +106,8 @@ class HooksOff {
 [[noreturn]] void throw_fault();
 std::string launch_error(const void* entry, const char* why);
 
-void stop_kernel();  // from a fiber, which is abandoned
+void leave_kernel();  // back in host code
+void stop_kernel();   // from a fiber, which is abandoned
 bool on_other_stack(const void* p);
 // Lets another thread run first, in the random schedule.
 void maybe_yield();

@@ -99,9 +99,7 @@ void fault_at(const Place& place, const Place& other, const char* format, va_lis
     const Lock hold;  // others may be running a kernel
     return keep(place, other, format, arguments);
   }
-  engine.hooks = false;
   keep(place, other, format, arguments);
-  engine.current = nullptr;
   stop_kernel();
 }
 

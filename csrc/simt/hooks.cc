@@ -18,7 +18,7 @@ __forceinline__ bool watched(const void* p) {
 
 __forceinline__ void access(const void* p, size_t n, AccessKind kind, size_t alignment, const void* pc) {
   if (!watched(p)) return;
-  ++engine.counters.accesses;
+  count_access({{}, pc});
   engine.hooks = false;  // what the checks compute with may have been compiled with hooks
   check_access(p, n, kind, alignment, {{}, pc});
   engine.hooks = true;
