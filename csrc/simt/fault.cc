@@ -47,11 +47,13 @@ std::string from_source_root(const std::string& path) {
   return root == std::string::npos ? path : path.substr(root + 1);
 }
 
-// "a.cuh:12 in b.cu:40": the line, and the lines that it was inlined into. Names and lines alternate.
+// "a.cuh:12 in b.cu:40": the line, and the lines that it was inlined into; without the emulator's own. Names and lines
+// alternate.
 std::string lines_of(const void* pc) {
   std::istringstream text(symbolise(static_cast<const char*>(pc) - 1));
   std::string result, name, line;
   while (std::getline(text, name) && std::getline(text, line)) {
+    if (line.find("/csrc/simt/") != std::string::npos) continue;
     line.erase(std::min(line.find(" (discriminator"), line.size()));
     result += (result.empty() ? "" : " in ") + from_source_root(line);
   }
