@@ -54,7 +54,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
         ("tokens", attention(unit=0)), ("pages", attention(unit=1)), ("dense", attention()),
         ("prompt", attention(T=512)), ("f8 cache", attention(cache=torch.float8_e4m3fn, unit=0)),
         ("f32", attention(cache=F32, q=F32, unit=0)), ("f32 prompt", attention(T=512, cache=F32, q=F32)),
-        ("head size 256", attention(D=256, unit=0)),
+        ("head size 256", attention(D=256, unit=0)), ("head size 576", attention(D=576)),
     ):  # fmt: skip
         yield f"sliced_attention, {name}", lambda args=args: ops.sliced_attention(*args)
     state = (empty(B * T, H * G, D), empty(B * T, H * G, dtype=F32))

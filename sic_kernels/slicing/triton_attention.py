@@ -198,11 +198,12 @@ def combine_kernel(
 def tile_shape(T: int, widest: int, exact: bool) -> tuple[int, int, int]:
     """Query rows and entries of a tile, and its warps: 16 rows while decoding, 64 for prompts.
 
-    exact: f32 products, which the matrix units do not make: smaller tiles over more threads keep them in registers.
+    Very wide heads, and f32 (`exact`), whose products the matrix units do not make, take smaller tiles over more threads:
+    they must lie in registers.
     """
-    if exact:
+    if exact or widest > 256:
         return 16, 32 if widest <= 128 else 16, 8
-    return 16 if T <= LONG else 64, 64 if widest <= 128 else 32 if widest <= 256 else 16, 4
+    return 16 if T <= LONG else 64, 64 if widest <= 128 else 32, 4
 
 
 def attention_into(

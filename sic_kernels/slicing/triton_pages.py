@@ -24,7 +24,7 @@ from .triton_common import (
 )
 
 HEADS = 16  # query rows of a matrix product
-PAGES = 64  # pages that one program scores
+PAGES = 64  # pages that one program scores; fewer in f32, whose products lie in registers
 JOIN = 256  # pages that one program joins
 BESTS = 128  # partial results reduced at a time
 
@@ -141,15 +141,17 @@ def joined_pages(
     joined = torch.empty(B, T, H, M, dtype=torch.float32, device=q.device)
     if joined.numel() == 0:
         return joined
-    rows, chunks, blocks, tiles = B * T * H, cdiv(M, PAGES), cdiv(M, JOIN), cdiv(T * G, HEADS)
+    dot = product_kind(q, summary)
+    pages, warps = (PAGES, 4) if dot else (32 if D <= 128 else 16, 8)
+    rows, chunks, blocks, tiles = B * T * H, cdiv(M, pages), cdiv(M, JOIN), cdiv(T * G, HEADS)
     scores = torch.empty(rows, G, M, dtype=torch.float32, device=q.device)
     best = torch.empty(rows, G, chunks, dtype=torch.float32, device=q.device)
     table, table_row, paged = table_args(block_table)
     page_score_kernel[(B * H * tiles, chunks)](
         raw(q), *q.stride()[:3], raw(summary), *summary.stride()[:3], table, table_row, seq_lens, scores, best,
         float(beta), softmax_scale(scale, D), T, H, G, page, S, M, chunks, tiles,
-        D=D, BD=power(D, 16), QKIND=kind(q), KIND=kind(summary), DOT=product_kind(q, summary), PAGED=paged,
-        HEADS=HEADS, PAGES=PAGES,
+        D=D, BD=power(D, 16), QKIND=kind(q), KIND=kind(summary), DOT=dot, PAGED=paged,
+        HEADS=HEADS, PAGES=pages, num_warps=warps,
     )  # fmt: skip
     sums = torch.empty(rows, G, blocks, dtype=torch.float32, device=q.device) if pool == 1 else None
     if pool == 1:
