@@ -85,6 +85,16 @@ class Problem:
 # --- attend is its parts --------------------------------------------------------------------------------------------
 
 
+@every_backend
+@pytest.mark.parametrize("planes", [1, 2])
+def test_a_short_sequence_reads_at_least_one_token(planes, backend):
+    """35 % of two tokens is no candidate at all; with no sinks and nothing recent one token is read all the same."""
+    _, lse, indices, counts, *_ = Problem([2, 1, 3], D=48, page=7, planes=planes).call(backend, sink=0, recent=0)
+    assert counts.flatten().tolist() == [1] * 6
+    assert bool((indices[..., 0] >= 0).all())
+    assert bool(lse.isfinite().all())
+
+
 @native_backend
 @pytest.mark.parametrize("unit, planes", [(cases.PAGE, 2), (cases.TOKEN, 1)])
 def test_one_stage_is_score_select_attend(unit, planes, backend):

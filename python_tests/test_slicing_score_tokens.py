@@ -259,6 +259,23 @@ def score_problems(draw):
     }
 
 
+@every_backend
+def test_queries_too_small_to_quantise_score_nothing(backend):
+    """31 / x overflows far below the smallest normal number times 31; from 2^-120 on a query counts."""
+    gen = generator(4)
+    cache = paged_cache(gen, [40], 1, 32, 16, torch.float32)
+    sketch = reference("key_sketch")(
+        cache.k_cache, cache.block_table, cache.seq_lens, torch.zeros(1, 32), None, 2, None
+    )
+    for size, counts in ((0.0, False), (1e-44, False), (2e-38, False), (9e-38, False), (2.0**-118, True), (1.0, True)):
+        q = torch.zeros(1, 1, 1, 32)
+        q[..., 3] = size * 32**0.5
+        inputs = (q, *sketch, cache.block_table, cache.seq_lens, 16, 2, 0, 1.0 / size if counts else 1.0, None)
+        scores = run("score_tokens", inputs, backend)[0][..., :40]
+        assert bool((scores != scores[..., :1]).any()) == counts, size
+        compare([scores], [reference("score_tokens")(*inputs)[0][..., :40]])
+
+
 # A query whose integer is a rounding tie: 31 / x and 31 * (1 / x) differ there.
 NEAR_TIE = {
     "seed": 100, "lens": [43, 64, 78], "T": 2, "H": 3, "G": 5, "D": 128, "page": 7, "dtype": torch.bfloat16,

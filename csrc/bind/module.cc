@@ -11,7 +11,7 @@ void bind_slicing(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
 #endif
-}
+}  // namespace sic::bind
 
 #if !defined(SIC_MODULE_NAME)
 #define SIC_MODULE_NAME _C

@@ -121,7 +121,8 @@ class TokenRow {
     SelectRow shortlist;
     shortlist.visible = row.visible;
     const double share = a_.candidates > a_.ratio ? a_.candidates : a_.ratio;
-    const auto cut = cut_by_count(joined_, shortlist, static_cast<int64_t>(share * static_cast<double>(n_)));
+    const auto cut =
+        cut_by_count(joined_, shortlist, std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(n_))));
     int64_t ties = cut.ties;
     const auto copy_scores = [&](int32_t i, unsigned mask, const int32_t* to) {
       for (int g = 0; g < G_; ++g) compress_scores(second(g) + i, mask, compact_ + g * room_ + (to - list_));

@@ -9,9 +9,10 @@
 
 namespace sic::slicing {
 
-constexpr int kSketchMaxDim = 1024;       // dots of one plane stay within 16 bits
-constexpr int kQueryLevels = 31;          // query integers; four of them fit a signed byte
-constexpr float kOuterThreshold = 1.25f;  // times the token's mean |z|: one standard deviation of a Gaussian
+constexpr int kSketchMaxDim = 1024;          // dots of one plane stay within 16 bits
+constexpr int kQueryLevels = 31;             // query integers; four of them fit a signed byte
+constexpr float kSmallestQuery = 0x1p-120f;  // queries below it score nothing: levels / it must be finite
+constexpr float kOuterThreshold = 1.25f;     // times the token's mean |z|: one standard deviation of a Gaussian
 constexpr float kOnePlaneGain =
     2.2166f;  // E|z|level / E|z| of a Gaussian at that threshold: a 2-plane norm used with plane 0 alone
 constexpr float kScoreSteps = 256;  // scores are in 1/256 nat

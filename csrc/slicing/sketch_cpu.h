@@ -161,7 +161,7 @@ struct QueryTables {
       finite = finite && std::isfinite(x[d]);
       top = std::fabs(x[d]) > top ? std::fabs(x[d]) : top;
     }
-    const bool usable = finite && top >= std::numeric_limits<float>::min();
+    const bool usable = finite && top >= slicing::kSmallestQuery;
     const float inverse = usable ? slicing::kQueryLevels / top : 0.0f;
     const float unit = usable ? top / slicing::kQueryLevels * scale * slicing::kScoreSteps : 0.0f;
     int8_t q[slicing::kSketchMaxDim + 8] = {};

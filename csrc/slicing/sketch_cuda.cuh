@@ -319,10 +319,10 @@ struct IntegerQuery {
 template <int R, bool Uniform>
 __device__ __forceinline__ IntegerQuery<R> integer_query(const SketchRow<R, Uniform>& row, float (&x)[R][kGroup],
                                                          float scale) {
-  constexpr float kLevels = static_cast<float>(slicing::kQueryLevels), kSmallestNormal = 0x1p-126f;
+  constexpr float kLevels = static_cast<float>(slicing::kQueryLevels);
   row.rotate(x);
   const float top = row.largest(x);
-  const bool usable = top < INFINITY && top >= kSmallestNormal;
+  const bool usable = top < INFINITY && top >= slicing::kSmallestQuery;
   const float inverse = usable ? div_rn(kLevels, top) : 0.0f;
   IntegerQuery<R> q;
   q.factor = usable ? mul_rn(mul_rn(div_rn(top, kLevels), scale), slicing::kScoreSteps) : 0.0f;
@@ -332,7 +332,7 @@ __device__ __forceinline__ IntegerQuery<R> integer_query(const SketchRow<R, Unif
 #pragma unroll
     for (int c = 0; c < kGroup; ++c) {
       // A query so small that 31 / top overflows scores nothing.
-      const int level = usable && inverse < INFINITY ? __float2int_rn(mul_rn(x[r][c], inverse)) : 0;
+      const int level = usable ? __float2int_rn(mul_rn(x[r][c], inverse)) : 0;
       word[c / 4] |= (static_cast<uint32_t>(level) & 0xff) << (c % 4 * 8);
     }
     q.packed[r] = make_uint2(word[0], word[1]);

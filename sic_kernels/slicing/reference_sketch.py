@@ -37,6 +37,7 @@ STEPS_PER_NAT = 256  # resolution of the integer scores
 ONE_BIT_GAIN = 2.2166  # level per unit of sign, for scores that use plane 0 of a two-plane sketch
 THRESHOLD = 1.25  # plane 1 is set above THRESHOLD * mean |z|
 UNREAD_SHRINK = f32(0.8)  # of one-bit scores in the estimate of unread mass: unbiased on text
+SMALLEST_QUERY = 2.0**-120  # queries below it score nothing
 LOWEST = -32767  # lowest score of a visible token
 UNSEEN = -32768  # score of a position that the query cannot see
 
@@ -214,7 +215,7 @@ def quantise_query(q: Tensor) -> tuple[Tensor, Tensor]:
     """q [..., D] -> (integers within +-31 as f32[..., D], step f32[...]), in the rotated space of the sketch."""
     y = rotate(q.float())
     largest = y.abs().amax(-1)
-    usable = torch.isfinite(largest) & (largest >= torch.finfo(torch.float32).tiny)
+    usable = torch.isfinite(largest) & (largest >= SMALLEST_QUERY)
     most = torch.full_like(largest, QUERY_LEVELS)  # number / tensor would be a product with the reciprocal in torch
     inverse = most / torch.where(usable, largest, torch.ones_like(largest))
     levels = torch.round(y * inverse[..., None])

@@ -45,7 +45,7 @@ LOG_STEPS = tl.constexpr(f32(STEPS_PER_NAT * math.log(2.0)))
 STEP_LOG2E = tl.constexpr(f32(math.log2(math.e) / STEPS_PER_NAT))
 E0, E1, E2, E3, E4, E5, E6 = (tl.constexpr(c) for c in EXP2)
 SQRT_HALF = tl.constexpr(f32(math.sqrt(0.5)))
-TINY = tl.constexpr(2.0**-126)
+SMALLEST_QUERY = tl.constexpr(2.0**-120)
 INF = tl.constexpr(float("inf"))
 # Adding and taking away 1.5 * 2^23 leaves the nearest integer, ties to even, of anything below 2^22.
 MAGIC = tl.constexpr(12582912.0)

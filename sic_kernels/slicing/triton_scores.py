@@ -16,9 +16,9 @@ from .triton_common import (
     GAIN,
     LEVELS,
     LOWEST_SCORE,
+    SMALLEST_QUERY,
     STEP_LOG2E,
     STEPS,
-    TINY,
     UNSEEN_SCORE,
     byte_at,
     cdiv,
@@ -66,7 +66,7 @@ def quantise_kernel(
     y = rotate(x, D, N, BD)
     largest = tl.max(tl.abs(y), axis=1)[:, None]
     nan = tl.max((y != y).to(tl.int32), axis=1)[:, None] != 0
-    usable = (largest >= TINY) & (largest < float("inf")) & (nan == 0)
+    usable = (largest >= SMALLEST_QUERY) & (largest < float("inf")) & (nan == 0)
     divisor = tl.where(usable, largest, 1.0)
     number = tl.full((N, 1), LEVELS, tl.float32)
     level = round_even(tl.where(usable, y, 0.0) * tl.div_rn(number, divisor))
