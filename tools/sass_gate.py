@@ -1,6 +1,7 @@
 """Reads the machine code of the CUDA kernels and holds it to tools/sass_rules.py. No GPU needed.
 
     python tools/sass_gate.py                        all kernels of this tree, compiled into build/gpu-check
+    python tools/sass_gate.py --built                the module of this tree as it was built (`make gpu-check`)
     python tools/sass_gate.py FILE...                modules, object files or cubins
     python tools/sass_gate.py --json sass.json       also write what was read, for `tools/docs_tables.py gpu sass.json`
 
@@ -234,6 +235,13 @@ def compile_kernels(archs: str | None, jobs: int) -> list[Path]:
     return [BUILD / name for name in objects]
 
 
+def built_module() -> list[Path]:
+    files = sorted((ROOT / "sic_kernels").glob("_C.*.so"))
+    if not files:
+        raise GateError("sic_kernels/_C is not built: make build")
+    return files
+
+
 def beside(name: str) -> str:
     """A program beside the interpreter, or on PATH."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
@@ -245,6 +253,9 @@ def beside(name: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument(
+        "--built", action="store_true", help="the module of this tree as it was built, compiling nothing"
+    )
     parser.add_argument("--json", type=Path, help="write what was read")
     parser.add_argument("--archs", help="architectures to compile for, as SIC_CUDA_ARCHS (default: all)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
@@ -253,7 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sass gate: skipped: nvcc was not found, so there are no kernels to check")
         return 0
     try:
-        kernels = read(args.files or compile_kernels(args.archs, args.jobs), args.jobs)
+        files = built_module() if args.built else args.files or compile_kernels(args.archs, args.jobs)
+        kernels = read(files, args.jobs)
     except GateError as error:
         print(f"sass gate: {error}", file=sys.stderr)
         return 2
