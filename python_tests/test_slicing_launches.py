@@ -24,6 +24,7 @@ import json, torch
 from sic_kernels.runtime import native
 from sic_kernels.slicing import benches
 from sic_kernels.slicing.cases import BenchShape
+native.simt_module().set_shared_memory({shared})
 counters, found = native.simt_module().counters, {{}}
 inputs = benches.Inputs({shape}, sets=1)
 for name in benches.NAMES:
@@ -36,12 +37,20 @@ print(json.dumps(found))
 """
 
 
+# By the shared memory of a block: rows of attend in one block each, or step by step.
+WAYS = {"rows": (227 * 1024, work.ROW_POSITIONS), "steps": (36 * 1024, 0)}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
 @pytest.mark.backend("simt")
+@every_way
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
-def test_the_model_counts_what_is_launched(shape):
+def test_the_model_counts_what_is_launched(shape, way, monkeypatch):
+    shared, positions = WAYS[way]
+    monkeypatch.setattr(work, "ROW_POSITIONS", positions)
     arguments = f"BenchShape({shape.length}, heads={shape.heads}, group={shape.group}, D={shape.D})"
     done = subprocess.run(
-        [sys.executable, "-c", COUNT.format(shape=arguments)], capture_output=True, text=True, timeout=600,
+        [sys.executable, "-c", COUNT.format(shape=arguments, shared=shared)], capture_output=True, text=True, timeout=600,
         env={**os.environ, "SIC_BACKEND": "simt"}, cwd=Path(__file__).parents[1],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -49,10 +58,14 @@ def test_the_model_counts_what_is_launched(shape):
     assert json.loads(done.stdout) == expected
 
 
-def test_the_shapes_take_every_path():
-    kernels = {
-        launch.kernel for shape in SHAPES for name in benches.NAMES for launch in work.work(name, shape).launches
-    }
-    assert kernels >= {"select_rows", "select_digit", "attention_mma", "attention_merge"}
-    counts = {len(work.work("attend 12 %", shape).launches) for shape in SHAPES}
-    assert len(counts) == len(SHAPES)
+def kernels(shape, names=benches.NAMES):
+    return [launch.kernel for name in names for launch in work.work(name, shape).launches]
+
+
+def test_the_shapes_take_every_path(monkeypatch):
+    paths = []
+    for way in WAYS:
+        monkeypatch.setattr(work, "ROW_POSITIONS", WAYS[way][1])
+        paths += [tuple(kernels(shape, ["attend 12 %"])) for shape in SHAPES]
+    assert {k for path in paths for k in path} >= {"attend_rows", "select_rows", "select_digit", "attention_merge"}
+    assert len(set(paths)) == 2 + len(SHAPES)

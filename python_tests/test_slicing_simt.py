@@ -54,6 +54,8 @@ CALLS = {
     "attend": ("attend", lambda: attend_inputs([900, 33], 1, 2, 4, 128, 16, BF16)),
     "attend_fallback": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.1)),
 }  # fmt: skip
+# Rows of attend that are too long for the shared memory of a block are selected from step by step.
+CALLS |= {f"{name}_steps": CALLS[name] for name in ("attend", "attend_fallback")}
 every_call = pytest.mark.parametrize("name", CALLS)
 
 
@@ -80,11 +82,14 @@ def assert_equal(got, want, what):
 
 
 @pytest.fixture
-def simt():
+def simt(request):
     module = native.simt_module()
+    if "steps" in request.node.name:
+        module.set_shared_memory(36 * 1024)
     yield module
     module.set_schedule("forward")
     module.set_multiprocessors(4)
+    module.set_shared_memory(227 * 1024)
 
 
 @every_call

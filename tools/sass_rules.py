@@ -49,6 +49,7 @@ RULES = (
     Rule(r"select_keep", HOLDS_1024),
     Rule(r"select_\w+<.*>", HOLDS_1024, ("LDG.128",)),
     # attend
+    Rule(r"attend_rows<.*>", HOLDS_1024, ("LDG.128",)),
     Rule(r"unread_tokens", HOLDS_1024, ("LDG.128",)),
     Rule(r"unread_(pages<.*>|total)", HOLDS_1024),
     Rule(r"fill_dense", HOLDS_1024),

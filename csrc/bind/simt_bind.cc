@@ -86,6 +86,7 @@ void bind_simt(pybind11::module_& m) {
   m.def("set_schedule", &set_schedule, pybind11::arg("schedule"), pybind11::arg("seed") = 1,
         "The order in which threads and blocks take turns: forward, reverse or random");
   m.def("set_multiprocessors", &simt::set_multiprocessors, "What launchers believe the device to have");
+  m.def("set_shared_memory", &simt::set_shared_memory, "Bytes of dynamic shared memory that a block may have");
   m.def("counters", &counters, "Launches, threads, allocations, synchronisations, ... since the process started");
 }
 

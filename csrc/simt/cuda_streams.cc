@@ -11,7 +11,7 @@ namespace sic::simt {
 namespace {
 
 cudaError_t last_error = cudaSuccess;
-int multiprocessors = 4;
+int multiprocessors = 4, shared_limit = static_cast<int>(kMaxSharedBytes);
 std::unordered_set<cudaStream_t> streams;
 std::unordered_set<cudaEvent_t> events;
 std::unordered_map<const void*, int> dynamic_shared_limit;
@@ -79,6 +79,10 @@ void submit(KernelCall call, cudaStream_t stream) {
 void set_multiprocessors(int count) {
   const Lock hold;
   multiprocessors = count;
+}
+void set_shared_memory(int bytes) {
+  const Lock hold;
+  shared_limit = bytes < static_cast<int>(kMaxSharedBytes) ? bytes : static_cast<int>(kMaxSharedBytes);
 }
 
 Counters counters() {
@@ -157,7 +161,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = 228 * 1024;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(kMaxSharedBytes);
+      *value = shared_limit;
       return cudaSuccess;
   }
   return record(cudaErrorInvalidValue);
@@ -165,7 +169,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const Lock hold;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || value > static_cast<int>(kMaxSharedBytes)) return record(cudaErrorInvalidValue);
+  if (value < 0 || value > shared_limit) return record(cudaErrorInvalidValue);
   dynamic_shared_limit[kernel] = value;
   return cudaSuccess;
 }

@@ -16,6 +16,7 @@ void set_schedule(Schedule schedule, uint32_t seed = 1);
 
 // What the fake device claims to have; launchers may size their grids by it.
 void set_multiprocessors(int count);
+void set_shared_memory(int bytes);  // dynamic shared memory that a block may have
 
 // Since the process started.
 struct Counters {

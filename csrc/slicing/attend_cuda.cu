@@ -3,13 +3,13 @@
 //   pages:  score_pages, selection
 //   then the estimate of the unread mass, attention over the selection, and, where the policy has a limit, attention
 //   over everything for the heads above it (blocks of other heads leave at once).
+// For tokens all between scan and attention is one launch, where a row's scores fit the shared memory of a block.
 // Scores stay in the workspace between kernels; nothing comes back to the host.
 #include <algorithm>
 
+#include "slicing/attend_rows_cuda.cuh"
 #include "slicing/attention_cuda.h"
 #include "slicing/scan_cuda.cuh"
-#include "slicing/select_cuda.cuh"
-#include "slicing/unread_cuda.cuh"
 #include "slicing/validate.h"
 
 namespace sic::gpu {
@@ -60,26 +60,16 @@ SelectArgs selection_of(const AttendArgs& a, void* scores, DType type, int64_t s
 
 // ---- tokens, by the sketch ----
 
-struct TokenChain {
+// The scan, which is the beginning of either way to a selection.
+struct TokenScan {
   const AttendArgs& a;
   ScanTask scan;
   HeadScores scores;
-  int32_t* fine_top;  // of the shortlist's scores by both planes
-  unsigned long long* fine_weight;
-  int16_t* joined;  // [B,T,Hkv][stride]
-  uint8_t* marks;   // [B,T,Hkv,S]: the shortlist
-  char *scan_memory, *select_memory, *unread_memory;
+  char* scan_memory;
 
-  TokenChain(const AttendArgs& args, Parts& parts) : a(args), scan(scan_task(scan_args(args))) {
-    const int64_t S = args.attention.max_seq_len, rows = int64_t{scan.B} * scan.T * scan.Hkv;
-    scores = parts.take_scores(scan, S);
-    fine_top = parts.take<int32_t>(scan.head_rows());
-    fine_weight = parts.take<unsigned long long>(scan.head_rows());
-    joined = parts.take<int16_t>(rows * scores.stride);
-    marks = parts.take<uint8_t>(rows * S);
+  TokenScan(const AttendArgs& args, Parts& parts) : a(args), scan(scan_task(scan_args(args))) {
+    scores = parts.take_scores(scan, args.attention.max_seq_len);
     scan_memory = parts.take<char>(scan_scratch(scan));
-    select_memory = parts.take<char>(std::max(select_scratch(shortlist()), select_scratch(selection())));
-    unread_memory = parts.take<char>(unread_scratch(UnreadTask::of(args), S));
   }
 
   static slicing::SketchScoreArgs scan_args(const AttendArgs& a) {
@@ -89,54 +79,147 @@ struct TokenChain {
     s.page = c.kv.k_cache.shape[2], s.planes = a.planes, s.scale = c.scale, s.max_seq_len = c.max_seq_len;
     return s;
   }
-  SelectTask selection() const { return select_task(selection_of(a, joined, DType::i16, scores.stride)); }
-  // The best candidates by plane 0, marked; none is forced.
-  SelectTask shortlist() const {
-    SelectTask s = selection();
+  bool two_stage() const { return a.planes == 2; }
+  int64_t rows() const { return int64_t{scan.B} * scan.T * scan.Hkv; }
+
+  void launch(void* stream) const {
+    HeadScores wanted = scores;
+    if (!two_stage()) wanted.second = nullptr;
+    launch_scan(scan, wanted, scan_memory, stream);
+  }
+  // Of the scores by plane 0.
+  JoinTask first_join() const {
+    const AttentionArgs& c = a.attention;
+    JoinTask j;
+    j.scores = scores.first, j.stride = scores.stride, j.top = scores.top, j.weight = scores.weight;
+    j.B = scan.B, j.T = scan.T, j.Hkv = scan.Hkv, j.G = scan.G, j.seq_lens = scan.seq_lens;
+    j.pool = two_stage() ? Pool::max : a.pool;
+    j.width = c.max_seq_len, j.window = c.window;
+    if (c.key_bias.given()) j.bias = c.key_bias.as<const float>(), j.bias_stride = c.key_bias.stride[0];
+    return j;
+  }
+  // joined: rows `scores.stride` apart.
+  SelectTask selection(int16_t* joined) const {
+    return select_task(selection_of(a, joined, DType::i16, scores.stride));
+  }
+  // The best candidates by plane 0; none is forced.
+  SelectTask shortlist(int16_t* joined) const {
+    SelectTask s = selection(joined);
     s.ratio = std::max(a.candidates, a.ratio), s.budget = -1, s.top_p = 1, s.sink = s.recent = s.min_len = 0;
     s.keep = nullptr, s.keep_count = 0;
+    return s;
+  }
+  UnreadScores unread_scores() const {
+    UnreadScores u;
+    u.scores = scores.first, u.stride = scores.stride;
+    u.centre = a.centre.as<const float>(), u.centre_stride = a.centre.stride[0];
+    return u;
+  }
+};
+
+// A block a row: one launch does the rest.
+struct RowChain {
+  TokenScan tokens;
+  SelectKeep keep;
+  int64_t list_room = 0;
+  int32_t* lists = nullptr;  // [B,T,Hkv][list_room]: the shortlists
+
+  static bool pays(const AttendArgs& a) {
+    const TensorView& q = a.attention.q;
+    const int64_t Hkv = a.attention.kv.k_cache.shape[1];
+    return rows_pay(q.shape[0] * q.shape[1] * Hkv, a.attention.max_seq_len, q.shape[2] / Hkv);
+  }
+
+  RowChain(const AttendArgs& args, Parts& parts) : tokens(args, parts) {
+    const int64_t S = args.attention.max_seq_len;
+    if (args.keep.given()) {
+      const int64_t queries = int64_t{tokens.scan.B} * tokens.scan.T;
+      keep.forced = parts.take<int32_t>(queries);
+      keep.bits = parts.take<uint32_t>(queries * ceil_div(S, 32));
+    }
+    if (!tokens.two_stage()) return;
+    const double share = std::max(args.candidates, args.ratio) * static_cast<double>(S);
+    list_room = std::max<int64_t>(1, static_cast<int64_t>(share));
+    lists = parts.take<int32_t>(tokens.rows() * list_room);
+  }
+
+  void run(void* stream) const {
+    RowsTask rows;
+    rows.selection = tokens.selection(nullptr);
+    rows.keep = keep;
+    if (keep.forced) {
+      memset_async(keep.forced, 0, sizeof(int32_t) * tokens.scan.B * tokens.scan.T, stream);
+      launch_select_keep(rows.selection, keep, stream);
+    }
+    tokens.launch(stream);
+    rows.join = tokens.first_join();
+    rows.pool = tokens.a.pool;
+    if (tokens.two_stage()) {
+      rows.fine = tokens.scores.second;
+      rows.shortlist = tokens.shortlist(nullptr);
+      rows.shortlist.K = list_room;
+      rows.shortlist.out = {};
+      rows.shortlist.out.indices = lists;
+      int64_t stride = list_room;
+      for (int i = 2; i >= 0; --i)
+        rows.shortlist.out.indices_stride[i] = stride, stride *= i == 2 ? tokens.scan.Hkv : tokens.scan.T;
+    }
+    rows.unread = UnreadTask::of(tokens.a), rows.coarse = tokens.unread_scores();
+    launch_rows(rows, stream);
+  }
+};
+
+// Rows too long for that, or too few: step by step, many blocks a row.
+struct TokenChain {
+  TokenScan tokens;
+  int32_t* fine_top;  // of the shortlist's scores by both planes
+  unsigned long long* fine_weight;
+  int16_t* joined;  // [B,T,Hkv][stride]
+  uint8_t* marks;   // [B,T,Hkv,S]: the shortlist
+  char *select_memory, *unread_memory;
+
+  TokenChain(const AttendArgs& args, Parts& parts) : tokens(args, parts) {
+    const int64_t S = args.attention.max_seq_len, heads = tokens.scan.head_rows();
+    fine_top = parts.take<int32_t>(heads);
+    fine_weight = parts.take<unsigned long long>(heads);
+    joined = parts.take<int16_t>(tokens.rows() * tokens.scores.stride);
+    marks = parts.take<uint8_t>(tokens.rows() * S);
+    select_memory = parts.take<char>(std::max(select_scratch(shortlist()), select_scratch(selection())));
+    unread_memory = parts.take<char>(unread_scratch(UnreadTask::of(args), S));
+  }
+
+  SelectTask selection() const { return tokens.selection(joined); }
+  SelectTask shortlist() const {
+    SelectTask s = tokens.shortlist(joined);
     s.marks = marks;
     return s;
   }
-
-  JoinTask join(const int16_t* of, int32_t* top, unsigned long long* weight, Pool pool) const {
-    const AttentionArgs& c = a.attention;
-    JoinTask j;
-    j.scores = of, j.stride = scores.stride, j.top = top, j.weight = weight;
-    j.B = scan.B, j.T = scan.T, j.Hkv = scan.Hkv, j.G = scan.G, j.pool = pool, j.seq_lens = scan.seq_lens;
-    j.width = c.max_seq_len, j.out = joined;
-    j.out_stride[2] = scores.stride, j.out_stride[1] = scan.Hkv * scores.stride,
-    j.out_stride[0] = scan.T * j.out_stride[1];
-    if (c.key_bias.given()) j.bias = c.key_bias.as<const float>(), j.bias_stride = c.key_bias.stride[0];
+  JoinTask with_output(JoinTask j) const {
+    const int64_t stride = tokens.scores.stride;
+    j.out = joined;
+    j.out_stride[2] = stride, j.out_stride[1] = j.Hkv * stride, j.out_stride[0] = j.T * j.out_stride[1];
     return j;
   }
 
   void run(void* stream) const {
-    const bool two_stage = a.planes == 2;
-    HeadScores wanted = scores;
-    if (!two_stage) wanted.second = nullptr;
-    launch_scan(scan, wanted, scan_memory, stream);
-    JoinTask first = join(scores.first, scores.top, scores.weight, two_stage ? Pool::max : a.pool);
-    first.window = a.attention.window;
-    launch_join(first, stream);
-    if (two_stage) {
+    tokens.launch(stream);
+    launch_join(with_output(tokens.first_join()), stream);
+    if (tokens.two_stage()) {
       launch_select(shortlist(), select_memory, stream);
       rank_shortlist(stream);
     }
     launch_select(selection(), select_memory, stream);
-    UnreadScores unread;
-    unread.scores = scores.first, unread.stride = scores.stride;
-    unread.centre = a.centre.as<const float>(), unread.centre_stride = a.centre.stride[0];
-    launch_unread_tokens(UnreadTask::of(a), unread, unread_memory, stream);
+    launch_unread_tokens(UnreadTask::of(tokens.a), tokens.unread_scores(), unread_memory, stream);
   }
 
   // Joined scores of the shortlist by both planes; kInvisible for all others.
   void rank_shortlist(void* stream) const {
-    const auto heads = static_cast<size_t>(scan.head_rows());
+    const auto heads = static_cast<size_t>(tokens.scan.head_rows());
     memset_async(fine_top, 0x80, heads * sizeof(int32_t), stream);  // below any score
     memset_async(fine_weight, 0, heads * sizeof(unsigned long long), stream);
-    JoinTask fine = join(scores.second, fine_top, fine_weight, a.pool);
-    fine.marks = marks;
+    JoinTask fine = with_output(tokens.first_join());
+    fine.scores = tokens.scores.second, fine.top = fine_top, fine.weight = fine_weight;
+    fine.pool = tokens.a.pool, fine.window = 0, fine.marks = marks;
     launch_join_tops(fine, stream);
     launch_join(fine, stream);
   }
@@ -282,12 +365,14 @@ int64_t sliced_bytes(const AttendArgs& a) {
 
 int64_t attend_workspace(const AttendArgs& a) {
   if (slicing::attend_is_dense(a)) return attention_partials(dense(a));
-  return a.summary.given() ? sliced_bytes<PageChain>(a) : sliced_bytes<TokenChain>(a);
+  if (a.summary.given()) return sliced_bytes<PageChain>(a);
+  return RowChain::pays(a) ? sliced_bytes<RowChain>(a) : sliced_bytes<TokenChain>(a);
 }
 
 void attend(const AttendArgs& a, const Exec& exec) {
   if (slicing::attend_is_dense(a)) return attend_dense(a, exec);
-  a.summary.given() ? attend_sliced<PageChain>(a, exec) : attend_sliced<TokenChain>(a, exec);
+  if (a.summary.given()) return attend_sliced<PageChain>(a, exec);
+  RowChain::pays(a) ? attend_sliced<RowChain>(a, exec) : attend_sliced<TokenChain>(a, exec);
 }
 
 }  // namespace sic::gpu

@@ -77,4 +77,128 @@ __device__ __forceinline__ int32_t log_steps(float p) {
   return p > 0.0f && j > slicing::kScoreMin ? j : slicing::kScoreMin;
 }
 
+// ---- rows of scores, 8 positions at a time ----
+
+constexpr int kJoinEach = 8;
+
+struct JoinRow {
+  int32_t b, t, h;
+  int64_t row, length;  // of the row; how many positions it has
+
+  __device__ JoinRow(const JoinTask& a, int64_t row_) : row(row_) {
+    b = static_cast<int32_t>(row / a.Hkv / a.T), t = static_cast<int32_t>(row / a.Hkv % a.T);
+    h = static_cast<int32_t>(row % a.Hkv);
+    length = a.list.counts ? a.list.count(b, t, h) : a.seq_lens.visible(b, a.T, t, a.width);
+  }
+
+  // Bit i: position first + i takes part.
+  __device__ __forceinline__ uint32_t present(const JoinTask& a, int64_t first) const {
+    const int64_t left = length - first;
+    uint32_t bits = left >= kJoinEach ? 0xff : left > 0 ? (1u << left) - 1 : 0;
+    if (a.marks) {
+#pragma unroll
+      for (int i = 0; i < kJoinEach; ++i)
+        if (bits >> i & 1 && !a.marks[row * a.width + first + i]) bits &= ~(1u << i);
+    }
+    return bits;
+  }
+};
+
+// 8 scores of head g; only those in range are read.
+__device__ __forceinline__ void load_scores(const JoinTask& a, const JoinRow& r, int g, int64_t first,
+                                            int32_t (&s)[kJoinEach]) {
+  const int16_t* from = a.scores + (r.row * a.G + g) * a.stride + first;
+  if (first + kJoinEach <= r.length) {
+    const uint4 v = load_cached16(from);
+    const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < kJoinEach; ++i) s[i] = static_cast<int16_t>(word[i / 2] >> 16 * (i & 1));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kJoinEach; ++i) s[i] = first + i < r.length ? from[i] : 0;
+  }
+}
+
+// Sum of the weights of 8 scores, of those present.
+__device__ __forceinline__ uint32_t sum_weights(const int32_t (&s)[kJoinEach], uint32_t present, int32_t top) {
+  uint32_t sum = 0;  // of 8 weights of at most 2^24
+#pragma unroll
+  for (int i = 0; i < kJoinEach; ++i)
+    if (present >> i & 1) sum += static_cast<uint32_t>(exp_weight(s[i] - top));
+  return sum;
+}
+
+// What a head's scores are measured against: the largest, and (softmax) 1 / the sum of all weights.
+struct HeadReference {
+  int32_t top;
+  float inverse;
+};
+__device__ __forceinline__ float inverse_weight(unsigned long long sum) {
+  return div_rn(1.0f, static_cast<float>(sum));
+}
+
+// Positions of a group, head by head in their order.
+template <bool kSoftmax, int kN>
+struct Joined {
+  float p[kN];       // softmax: the heads' shares of weight
+  int32_t best[kN];  // maximum
+
+  __device__ __forceinline__ Joined() {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) p[i] = 0, best[i] = slicing::kScoreMin;
+  }
+  // What add() takes of a score: its weight, or how far it is below the head's best.
+  __device__ static __forceinline__ int32_t value(int32_t score, int32_t top) {
+    return kSoftmax ? exp_weight(score - top) : score - top;
+  }
+  __device__ __forceinline__ void add(int i, int32_t value, float inverse) {
+    if constexpr (kSoftmax)
+      p[i] = add_rn(p[i], mul_rn(static_cast<float>(value), inverse));
+    else
+      best[i] = value > best[i] ? value : best[i];
+  }
+  __device__ __forceinline__ int32_t score(int i) const { return kSoftmax ? log_steps(p[i]) : best[i]; }
+};
+
+// The joined score with the position's bias, as attend ranks it.
+__device__ __forceinline__ int32_t biased(int32_t score, float bias) {
+  const float limit = 1048576.0f, x = mul_rn(bias, slicing::kScoreSteps);
+  const float steps = x > -limit ? x < limit ? exact_float(round_to_int(x)) : limit : -limit;
+  const float moved = add_rn(static_cast<float>(score), steps);
+  const float low = static_cast<float>(slicing::kScoreMin);
+  return static_cast<int32_t>(moved < low ? low : moved > -low ? -low : moved);
+}
+
+// Joined scores of 8 positions; kInvisible for those that are not present or outside the window. reference(g): of head
+// g.
+template <bool kSoftmax, class Reference>
+__device__ __forceinline__ void join_eight(const JoinTask& a, const JoinRow& r, int64_t first, Reference reference,
+                                           int32_t (&out)[kJoinEach]) {
+  const uint32_t present = r.present(a, first);
+  Joined<kSoftmax, kJoinEach> joined;
+  for (int g = 0; present && g < a.G; ++g) {
+    int32_t s[kJoinEach];
+    load_scores(a, r, g, first, s);
+    const HeadReference head = reference(g);
+#pragma unroll
+    for (int i = 0; i < kJoinEach; ++i) joined.add(i, joined.value(s[i], head.top), head.inverse);
+  }
+  const int64_t window_begin = a.window > 0 && r.length > a.window ? r.length - a.window : 0;
+#pragma unroll
+  for (int i = 0; i < kJoinEach; ++i) {
+    const int64_t pos = first + i;
+    out[i] = joined.score(i);
+    if (a.bias && present >> i & 1) out[i] = biased(out[i], a.bias[r.b * a.bias_stride + pos]);
+    if (!(present >> i & 1) || pos < window_begin) out[i] = kInvisible;
+  }
+}
+
+__device__ __forceinline__ uint4 pack_scores(const int32_t (&s)[kJoinEach]) {
+  uint32_t word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    word[i] = byte_perm(static_cast<uint32_t>(s[2 * i]), static_cast<uint32_t>(s[2 * i + 1]), 0x5410);
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 }  // namespace sic::gpu

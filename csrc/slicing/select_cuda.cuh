@@ -40,6 +40,14 @@ SelectTask select_task(const slicing::SelectArgs&);  // with out, from a.indices
 int64_t select_scratch(const SelectTask&);
 void launch_select(const SelectTask&, void* scratch, void* stream);
 
+// The units of the keep spans that no edge forces, as bits, and how many they are; null without keep spans.
+struct SelectKeep {
+  uint32_t* bits = nullptr;   // [B*T][words of N units]
+  int32_t* forced = nullptr;  // [B*T]
+};
+// Fills both; forced must be zero.
+void launch_select_keep(const SelectTask&, const SelectKeep&, void* stream);
+
 // ---- keys ----
 
 // Unsigned integers in the order of the scores: -0 equals +0, NaN is 0 and below everything.
@@ -116,18 +124,35 @@ struct SelectProblem {
   __device__ __forceinline__ bool forced(int32_t i) const {
     return i < front || i >= back || (keep && keep[i >> 5] >> (i & 31) & 1);
   }
+  // Bit j: unit first + j, of kN, is forced.
+  template <int kN>
+  __device__ __forceinline__ uint32_t forced_bits(int32_t first) const {
+    if (!keep && first >= front && first + kN <= back) return 0;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) bits |= static_cast<uint32_t>(forced(first + j)) << j;
+    return bits;
+  }
   // Whether the wanted units are not just all of the free ones, or none.
   __device__ __forceinline__ bool undecided() const { return wanted > 0 && (wanted < free || top_p < 1); }
 };
 
+// Units of so many positions, rounded up, and down. Both fit 32 bits, whose division needs no call.
+__device__ __forceinline__ int32_t select_units(int64_t positions, int32_t page) {
+  const uint32_t p = static_cast<uint32_t>(page);
+  return static_cast<int32_t>((static_cast<uint32_t>(positions) + p - 1) / p);
+}
+__device__ __forceinline__ int32_t select_whole_units(int64_t positions, int32_t page) {
+  return static_cast<int32_t>(static_cast<uint32_t>(positions) / static_cast<uint32_t>(page));
+}
+
 // Front and back of a row with `tokens` visible positions.
 __device__ __forceinline__ SelectProblem select_edges(const SelectTask& a, int64_t tokens) {
   SelectProblem p{};
-  const int64_t page = a.page;
-  p.visible = static_cast<int32_t>((tokens + page - 1) / page);
   const int64_t sink = a.sink < tokens ? a.sink : tokens, recent = a.recent < tokens ? a.recent : tokens;
-  p.front = static_cast<int32_t>((sink + page - 1) / page);
-  p.back = recent > 0 ? static_cast<int32_t>((tokens - recent) / page) : p.visible;
+  p.visible = select_units(tokens, a.page);
+  p.front = select_units(sink, a.page);
+  p.back = recent > 0 ? select_whole_units(tokens - recent, a.page) : p.visible;
   p.back = p.back > p.front ? p.back : p.front;
   return p;
 }
@@ -136,16 +161,14 @@ __device__ __forceinline__ int64_t select_tokens_visible(const SelectTask& a, in
   return a.seq_lens.visible(b, a.T, t, int64_t{a.N} * a.page);
 }
 
-// keep_bits: [B*T][words of N units], keep_forced: [B*T]; null without keep spans.
-__device__ __forceinline__ SelectProblem select_problem(const SelectTask& a, SelectRowAt row, const uint32_t* keep_bits,
-                                                        const int32_t* keep_forced) {
+__device__ __forceinline__ SelectProblem select_problem(const SelectTask& a, SelectRowAt row, const SelectKeep& keep) {
   const int64_t tokens = select_tokens_visible(a, row.b, row.t);
   SelectProblem p = select_edges(a, tokens);
   p.free = p.back - p.front;
-  if (keep_bits) {
+  if (keep.bits) {
     const int64_t i = int64_t{row.b} * a.T + row.t;
-    p.keep = keep_bits + i * ((a.N + 31) / 32);
-    p.free -= keep_forced[i];
+    p.keep = keep.bits + i * ((a.N + 31) / 32);
+    p.free -= keep.forced[i];
   }
   int64_t budget = a.budget >= 0 ? a.budget : static_cast<int64_t>(a.ratio * static_cast<double>(tokens));
   if (a.budgets.data) {
@@ -159,7 +182,8 @@ __device__ __forceinline__ SelectProblem select_problem(const SelectTask& a, Sel
   if (tokens <= a.min_len || budget >= tokens) {
     budget = p.visible;
   } else if (a.page > 1) {
-    budget = budget / a.page > 1 ? budget / a.page : 1;
+    budget = select_whole_units(budget, a.page);  // below tokens
+    budget = budget > 1 ? budget : 1;
   }
   const int64_t wanted = budget - (p.visible - p.free);
   p.wanted = static_cast<int32_t>(wanted < 0 ? 0 : wanted < p.free ? wanted : p.free);
@@ -168,8 +192,19 @@ __device__ __forceinline__ SelectProblem select_problem(const SelectTask& a, Sel
 
 // ---- reading a row ----
 
+// How 16 bytes of scores are loaded: from global memory that the kernel does not write, wherever rows begin, or from
+// shared memory, where they begin at a multiple of 16 bytes.
+struct GlobalScores {
+  static constexpr bool kAligned = false;
+  __device__ static uint4 load(const void* p) { return load_cached16(p); }
+};
+struct SharedScores {
+  static constexpr bool kAligned = true;
+  __device__ static uint4 load(const void* p) { return *static_cast<const uint4*>(p); }
+};
+
 // A row's units in 16-byte slots of memory; the first and the last may be partly outside.
-template <class T>
+template <class T, class Memory = GlobalScores>
 struct SlotReader {
   static constexpr int kUnits = 16 / static_cast<int>(sizeof(T));
   const T* row;
@@ -178,7 +213,7 @@ struct SlotReader {
   __device__ SlotReader(const T* row_, int32_t visible_)
       : row(row_),
         visible(visible_),
-        skew(static_cast<int32_t>(reinterpret_cast<uintptr_t>(row_) / sizeof(T) % kUnits)) {}
+        skew(Memory::kAligned ? 0 : static_cast<int32_t>(reinterpret_cast<uintptr_t>(row_) / sizeof(T) % kUnits)) {}
   __device__ __forceinline__ int32_t slots() const {
     return visible > 0 ? static_cast<int32_t>((static_cast<uint32_t>(visible) + skew + kUnits - 1) / kUnits) : 0;
   }
@@ -192,12 +227,13 @@ struct Slot {
   uint32_t key[kUnits];
 
   // Empty if !in.
-  __device__ __forceinline__ Slot(const SlotReader<T>& r, int32_t slot, bool in = true)
+  template <class Memory>
+  __device__ __forceinline__ Slot(const SlotReader<T, Memory>& r, int32_t slot, bool in = true)
       : first(slot * kUnits - r.skew) {
     lo = first < 0 ? -first : 0;
     hi = !in ? 0 : r.visible - first < kUnits ? r.visible - first : kUnits;
     if (lo == 0 && hi == kUnits) {
-      const uint4 v = load_cached16(r.row + first);
+      const uint4 v = Memory::load(r.row + first);
       const uint32_t word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int j = 0; j < kUnits; ++j)
@@ -208,6 +244,8 @@ struct Slot {
     }
   }
   __device__ __forceinline__ bool has(int j) const { return j >= lo && j < hi; }
+  // Bit j: element j is a visible unit.
+  __device__ __forceinline__ uint32_t visible() const { return hi > lo ? (1u << hi) - (1u << lo) : 0; }
 
  private:
   __device__ static uint32_t raw(float x) { return detail::bits_of(x); }
@@ -242,12 +280,12 @@ struct SelectCut {
 struct Descent {
   int key_bits;
   SelectCut cut;  // known digits; units still to take among those that share them
-  bool weighted = false, done = false;
-  unsigned long long weight = 0;  // of the forced units and of those above the cut
-  double target = 0;
+  bool weighted, done;
+  unsigned long long weight;  // of the forced units and of those above the cut
+  double target;
 
-  __device__ Descent(const SelectProblem& p, int key_bits_) : key_bits(key_bits_) {
-    cut.key = 0, cut.ties = static_cast<uint32_t>(p.wanted), weighted = p.top_p < 1;
+  __device__ static Descent of(const SelectProblem& p, int key_bits) {
+    return {key_bits, {0, static_cast<uint32_t>(p.wanted)}, p.top_p < 1, false, 0, 0};
   }
 
   __device__ __forceinline__ bool reaches(unsigned long long w) const {

@@ -5,43 +5,19 @@
 // ones.
 #include <algorithm>
 
-#include "slicing/sketch.h"
 #include "slicing/unread_cuda.cuh"
 #include "slicing/validate.h"
 
 namespace sic::gpu {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kEach = 8;
-constexpr int kTokenSpan = kThreads * kEach, kPageSpan = 256;
-constexpr float kNothing = -INFINITY;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kTokenSpan = kThreads * kUnreadEach, kPageSpan = 256;
 
 struct Spans {
   int32_t units, count;  // units of a span; spans of the longest row
   float2* parts;         // [B,T,Hq][count]
 };
-
-struct RowAt {
-  int32_t b, t, h;
-  int64_t row, visible;
-
-  __device__ RowAt(const UnreadTask& a, int64_t row_) : row(row_) {
-    b = static_cast<int32_t>(row / a.Hkv / a.T), t = static_cast<int32_t>(row / a.Hkv % a.T);
-    h = static_cast<int32_t>(row % a.Hkv);
-    visible = a.seq_lens.visible(b, a.T, t, a.positions);
-  }
-  // Positions before it are outside the sliding window.
-  __device__ __forceinline__ int64_t begin(const UnreadTask& a) const {
-    return a.window > 0 && visible > a.window ? visible - a.window : 0;
-  }
-};
-
-__device__ __forceinline__ float load_query(const UnreadTask& a, const RowAt& r, int g, int d) {
-  const char* q = a.q.at(r.b, r.t, int64_t{r.h} * a.G + g);
-  if (a.q_type == DType::f32) return reinterpret_cast<const float*>(q)[d];
-  if (a.q_type == DType::f16) return to_float(reinterpret_cast<const f16_t*>(q)[d]);
-  return to_float(reinterpret_cast<const bf16_t*>(q)[d]);
-}
 
 // First entry of an ascending list that is not below unit.
 __device__ int32_t lower_bound(const int32_t* list, int32_t count, int64_t unit) {
@@ -58,82 +34,47 @@ __device__ int32_t lower_bound(const int32_t* list, int32_t count, int64_t unit)
 
 // Bits of the span's units that are listed. All threads; a barrier follows.
 template <int kSpan>
-__device__ void mark_listed(const UnreadTask& a, const RowAt& r, int64_t first, uint32_t (&bits)[kSpan / 32]) {
+__device__ void mark_listed(const UnreadTask& a, const UnreadRow& r, int64_t first, uint32_t (&bits)[kSpan / 32]) {
   const int32_t* list = a.list.row(r.b, r.t, r.h);
   const int32_t count = a.list.count(r.b, r.t, r.h);
   for (int i = static_cast<int>(threadIdx.x); i < kSpan / 32; i += kThreads) bits[i] = 0;
   __syncthreads();
-  const int32_t end = lower_bound(list, count, first + kSpan);
-  for (int32_t i = lower_bound(list, count, first) + static_cast<int32_t>(threadIdx.x); i < end; i += kThreads) {
-    const uint32_t unit = static_cast<uint32_t>(list[i] - first);
-    atomicOr(bits + unit / 32, 1u << unit % 32);
-  }
+  set_listed(list, lower_bound(list, count, first), lower_bound(list, count, first + kSpan), first, bits);
   __syncthreads();
 }
 
-// The logit as attention would make it of a scaled dot product.
-__device__ __forceinline__ float finish_logit(const UnreadTask& a, float logit, float bias) {
-  if (a.softcap > 0) logit = a.softcap * tanhf(logit / a.softcap);
-  return logit + bias;
-}
-
 // Largest value and sum of exp(value - largest) over the block, in an order that depends on its threads alone.
-__device__ __forceinline__ float2 block_sum(const float (&x)[kEach], float* shared) {
+__device__ __forceinline__ float2 block_sum(const float (&x)[kUnreadEach], float* shared) {
   float top = kNothing;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) top = fmaxf(top, x[i]);
+  for (int i = 0; i < kUnreadEach; ++i) top = fmaxf(top, x[i]);
   top = block_reduce_max(top, shared);
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) sum += x[i] == kNothing ? 0.0f : expf(x[i] - top);
+  for (int i = 0; i < kUnreadEach; ++i) sum += x[i] == kNothing ? 0.0f : expf(x[i] - top);
   return make_float2(top, block_reduce_add(sum, shared));
 }
 
 // ---- tokens ----
 
-// What the scores leave out: the centre's share of every logit. Warp w does heads w, w + kWarps, ..
-__device__ void centre_logits(const UnreadTask& a, const UnreadScores& u, const RowAt& r, float* logits) {
-  for (int g = warp_id(); g < a.G; g += kWarps) {
-    float dot = 0;
-    for (int d = lane_id(); d < a.D; d += 32) dot += load_query(a, r, g, d) * u.centre[r.h * u.centre_stride + d];
-    dot = warp_reduce_add(dot);
-    if (lane_id() == 0) logits[g] = dot * a.scale;
-  }
-}
-
 __global__ void __launch_bounds__(kThreads) unread_tokens(UnreadTask a, UnreadScores u, Spans spans) {
   SIC_DYNAMIC_SHARED(float, centre);  // [G]
   __shared__ uint32_t listed[kTokenSpan / 32];
   __shared__ float reduce[32];
-  const RowAt r(a, blockIdx.x / spans.count);
+  const UnreadRow r(a, blockIdx.x / spans.count);
   const int32_t span = static_cast<int32_t>(blockIdx.x % spans.count);
-  const int64_t first = int64_t{span} * kTokenSpan, mine = first + threadIdx.x * kEach;
+  const int64_t first = int64_t{span} * kTokenSpan, mine = first + threadIdx.x * kUnreadEach;
   if (first >= r.visible) return;
   centre_logits(a, u, r, centre);
   mark_listed<kTokenSpan>(a, r, first, listed);
-  uint32_t unread = 0;
-  const int64_t begin = r.begin(a);
-#pragma unroll
-  for (int i = 0; i < kEach; ++i)
-    if (mine + i < r.visible && mine + i >= begin) unread |= 1u << i;
-  unread &= ~(listed[threadIdx.x * kEach / 32] >> (threadIdx.x * kEach % 32));
+  const uint32_t read = listed[threadIdx.x * kUnreadEach / 32] >> (threadIdx.x * kUnreadEach % 32);
+  const uint32_t unread = unread_range(a, r, mine) & ~read;
   for (int g = 0; g < a.G; ++g) {
-    const int64_t head = r.row * a.G + g;
-    float x[kEach];
-    // Scores are defined up to the visible positions, rows are whole vectors.
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (mine + kEach <= r.visible) v = load_cached16(u.scores + head * u.stride + mine);
-    const uint32_t word[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      float s = static_cast<float>(static_cast<int16_t>(word[i / 2] >> 16 * (i & 1)));
-      if (mine + kEach > r.visible && unread >> i & 1) s = u.scores[head * u.stride + mine + i];
-      const float bias = a.bias && unread >> i & 1 ? a.bias[r.b * a.bias_stride + mine + i] : 0.0f;
-      const float logit = finish_logit(a, slicing::kUnreadShrink / slicing::kScoreSteps * s + centre[g], bias);
-      x[i] = unread >> i & 1 ? logit : kNothing;
-    }
+    float x[kUnreadEach];
+    unread_scores(a, u, r, g, mine, unread, x);
+    to_logits(a, r, mine, unread, centre[g], x);
     const float2 part = block_sum(x, reduce);
-    if (threadIdx.x == 0) spans.parts[head * spans.count + span] = part;
+    if (threadIdx.x == 0) spans.parts[(r.row * a.G + g) * spans.count + span] = part;
   }
 }
 
@@ -144,7 +85,7 @@ struct PagePart {
   int32_t live;
   float bias;
 
-  __device__ PagePart(const UnreadTask& a, const RowAt& r, int64_t page, int64_t m) : bias(0) {
+  __device__ PagePart(const UnreadTask& a, const UnreadRow& r, int64_t page, int64_t m) : bias(0) {
     const int64_t from = m * page, to = from + page < r.visible ? from + page : r.visible;
     live = to <= r.begin(a) ? 0 : static_cast<int32_t>(to - from);
     if (!a.bias) return;
@@ -161,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) unread_pages(UnreadTask a, UnreadPag
   __shared__ uint32_t listed[kPageSpan / 32];
   __shared__ float logits[kPageSpan];
   __shared__ float reduce[32];
-  const RowAt r(a, blockIdx.x / spans.count);
+  const UnreadRow r(a, blockIdx.x / spans.count);
   const int32_t span = static_cast<int32_t>(blockIdx.x % spans.count), page = static_cast<int32_t>(u.pages.split.page);
   const int64_t first = int64_t{span} * kPageSpan, pages = (r.visible + page - 1) / page;
   if (first >= pages) return;
@@ -182,9 +123,9 @@ __global__ void __launch_bounds__(kThreads) unread_pages(UnreadTask a, UnreadPag
       if (lane_id() == 0) logits[i] = weight > 0 ? logit + logf(weight) : kNothing;
     }
     __syncthreads();
-    float x[kEach] = {};
+    float x[kUnreadEach] = {};
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) x[i] = kNothing;
+    for (int i = 0; i < kUnreadEach; ++i) x[i] = kNothing;
     x[0] = threadIdx.x < kPageSpan ? logits[threadIdx.x] : kNothing;
     const float2 part = block_sum(x, reduce);
     if (threadIdx.x == 0) spans.parts[(r.row * a.G + g) * spans.count + span] = part;
@@ -196,18 +137,12 @@ __global__ void __launch_bounds__(kThreads) unread_pages(UnreadTask a, UnreadPag
 __global__ void __launch_bounds__(kThreads) unread_total(UnreadTask a, Spans spans, int32_t unit) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= a.rows() * a.G) return;
-  const RowAt r(a, i / a.G);
+  const UnreadRow r(a, i / a.G);
   const int64_t live = (r.visible + int64_t{unit} * spans.units - 1) / (int64_t{unit} * spans.units);
-  float top = kNothing, sum = 0;
-  for (int64_t s = 0; s < live; ++s) {
-    const float2 part = spans.parts[i * spans.count + s];
-    if (part.x == kNothing) continue;
-    const float both = fmaxf(top, part.x);
-    sum = sum * expf(top - both) + part.y * expf(part.x - both);
-    top = both;
-  }
-  const int64_t head = int64_t{r.h} * a.G + i % a.G;
-  a.out[r.b * a.out_stride[0] + r.t * a.out_stride[1] + head * a.out_stride[2]] = sum > 0 ? top + logf(sum) : kNothing;
+  UnreadSum total;
+  for (int64_t s = 0; s < live; ++s)
+    total.merge(spans.parts[i * spans.count + s].x, spans.parts[i * spans.count + s].y);
+  unread_out(a, r, static_cast<int>(i % a.G)) = total.log();
 }
 
 // ---- host side ----

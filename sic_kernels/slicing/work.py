@@ -17,6 +17,13 @@ SPLIT = 256  # tokens of a part of a list, and ...
 BUSY_BLOCKS = 512  # ... blocks with which lists are not split (attention_cuda.cu)
 FEW_ROWS, LONG_ROW = 2 * 132, 16384  # rows of scores that one block does not select from alone (select_cuda.cu)
 SCAN_BLOCKS = 4 * 132  # that a scan aims at (scan_mma_cuda.cu)
+# Rows whose selection is one block's work (attend_rows_cuda.cu): positions that fit the shared memory of both devices; with
+# few rows, those that a block has done before more launches would be.
+ROW_POSITIONS, MANY_ROWS, FEW_ROWS_POSITIONS = 97_000, 64, 32768
+ROW_HELD = 12 * 1024  # entries of a shortlist that are read once
+# Clocks of a multiprocessor for a position of a row, from the instructions of its loops: selecting twice; of each head the
+# join and the unread mass; of each head and entry of the shortlist, ranking.
+ROW_CLOCKS, ROW_HEAD_CLOCKS, ROW_ENTRY_CLOCKS = 0.9, 0.13, 0.2
 SCAN_CLOCKS = {1: 1.3, 2: 2.0}  # of a multiprocessor for a token and KV head, by planes, at D = 128 and G = 4
 
 
@@ -130,11 +137,31 @@ def key_sketch(s: BenchShape) -> Iterator[Launch]:
 
 def attend(s: BenchShape, ratio: float) -> Iterator[Launch]:
     """attend_cuda.cu with a key sketch: plane 0 makes a shortlist, both planes rank it, the best are read."""
-    policy, tokens = SlicePolicy(ratio=ratio), listed_tokens(s, ratio)
-    width, heads = s.page * ceil_div(s.length, s.page), s.B * s.heads * s.group
+    tokens = listed_tokens(s, ratio)
+    candidates = listed_tokens(s, max(ratio, SlicePolicy(ratio=ratio).candidates))
+    width, lists = s.page * ceil_div(s.length, s.page), s.B * s.heads
     yield from scan(s, 2)
+    if width <= ROW_POSITIONS and (lists >= MANY_ROWS or width <= FEW_ROWS_POSITIONS):
+        yield attend_rows(s, tokens, candidates)
+    else:
+        yield from attend_steps(s, tokens, candidates, width)
+    yield from attention(s, tokens, s.attend_bytes(ratio) - s.sketch_bytes(2))
+
+
+def attend_rows(s: BenchShape, tokens: int, candidates: int) -> Launch:
+    """attend_rows_cuda.cu: plane 0 is read twice, both planes where candidates are, which is nearly everywhere."""
+    lists, scores = s.B * s.heads, s.rows * s.group * 2
+    fine = 1 if candidates <= ROW_HELD else 3
+    listed = lists * 4 * (candidates * (1 + fine * s.group) + tokens)
+    clocks = s.rows * (ROW_CLOCKS + s.group * ROW_HEAD_CLOCKS) + lists * candidates * s.group * ROW_ENTRY_CLOCKS
+    return Launch("attend_rows", 0, (2 + fine) * scores + listed, lists, clocks)
+
+
+def attend_steps(s: BenchShape, tokens: int, candidates: int, width: int) -> Iterator[Launch]:
+    """The same in many blocks a row."""
+    heads = s.B * s.heads * s.group
     yield from join(s, "join_write")
-    yield from selecting(s, listed_tokens(s, max(ratio, policy.candidates)), width, 2, False)
+    yield from selecting(s, candidates, width, 2, False)
     yield Launch(MEMSET, 0, heads * 4)
     yield Launch(MEMSET, 0, heads * 8)
     yield from join(s, "join_tops", "join_weights", "join_write")
@@ -142,7 +169,6 @@ def attend(s: BenchShape, ratio: float) -> Iterator[Launch]:
     spans = ceil_div(s.length, 2048)
     yield Launch("unread_tokens", 0, s.rows * s.group * 2 + s.B * s.heads * tokens * 4, s.B * s.heads * spans)
     yield Launch("unread_total", 0, heads * spans * 8, ceil_div(heads, 256))
-    yield from attention(s, tokens, s.attend_bytes(ratio) - s.sketch_bytes(2))
 
 
 def attend_pages(s: BenchShape, ratio: float = 0.12) -> Iterator[Launch]:
