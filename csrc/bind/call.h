@@ -37,6 +37,7 @@ class Call {
       allocate();
       exec_.inputs = false;
     }
+    if (exec_.device == Device::cpu) exec_.workspace = in_("workspace", workspace_);
     if (exec_.run && exec_.device == Device::cuda) {  // what has been checked has a size
       Exec outputs = exec_;
       outputs.run = false;

@@ -227,7 +227,7 @@ py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache,
   AttentionArgs a = attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks,
                               k_scale, v_scale, max_seq_len);
   a.selected = {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)};
-  a.out = in("out", out), a.lse = in("lse", lse), a.workspace = in("workspace", workspace);
+  a.out = in("out", out), a.lse = in("lse", lse);
   Call call(in, q, a.q, workspace, code);
   call.run(slicing::sliced_attention, a, a.out.given() && a.lse.given(), [&] {
     a.out =
@@ -290,7 +290,7 @@ py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handl
   a.max_omitted_mass = static_cast<float>(max_omitted_mass.value_or(2.0));
   a.dense_layer = dense_layer, a.max_sliced_T = max_sliced_T, a.min_len = min_len;
   AttentionArgs& c = a.attention;
-  c.out = in("out", out), c.lse = in("lse", lse), c.workspace = in("workspace", workspace);
+  c.out = in("out", out), c.lse = in("lse", lse);
   a.indices = in("indices", indices), a.counts = in("counts", counts), a.omitted_mass = in("omitted_mass", omitted),
   a.status = in("status", status);
   const bool given = c.out.given() && c.lse.given() && a.indices.given() && a.counts.given() &&

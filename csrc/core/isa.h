@@ -20,25 +20,26 @@ void force_isa(const char* name);
 #define SIC_FOR_EACH_ISA(X) X(plain) X(avx2) X(avx512)
 #endif
 
-// Declares sic::cpu::<isa>::op(const Args&) for every instruction set and defines sic::cpu::op, which picks one.
+// Declares sic::cpu::<isa>::op(const Args&, const Exec&) for every instruction set and defines sic::cpu::op, which
+// picks one.
 #define SIC_DECLARE_CPU_(isa, op, Args) \
   namespace isa {                       \
-  void op(const Args&);                 \
+  void op(const Args&, const Exec&);    \
   }
 #if defined(__aarch64__)
-#define SIC_CPU_OP(op, Args)                                                                         \
-  namespace sic::cpu {                                                                               \
-  SIC_DECLARE_CPU_(plain, op, Args) SIC_DECLARE_CPU_(neon, op, Args) inline void op(const Args& a) { \
-    return current_isa() == Isa::neon ? neon::op(a) : plain::op(a);                                  \
-  }                                                                                                  \
+#define SIC_CPU_OP(op, Args)                                                                                        \
+  namespace sic::cpu {                                                                                              \
+  SIC_DECLARE_CPU_(plain, op, Args) SIC_DECLARE_CPU_(neon, op, Args) inline void op(const Args& a, const Exec& e) { \
+    return current_isa() == Isa::neon ? neon::op(a, e) : plain::op(a, e);                                           \
+  }                                                                                                                 \
   }
 #else
-#define SIC_CPU_OP(op, Args)                                                                          \
-  namespace sic::cpu {                                                                                \
-  SIC_DECLARE_CPU_(plain, op, Args)                                                                   \
-  SIC_DECLARE_CPU_(avx2, op, Args) SIC_DECLARE_CPU_(avx512, op, Args) inline void op(const Args& a) { \
-    const Isa isa = current_isa();                                                                    \
-    return isa == Isa::avx512 ? avx512::op(a) : isa == Isa::avx2 ? avx2::op(a) : plain::op(a);        \
-  }                                                                                                   \
+#define SIC_CPU_OP(op, Args)                                                                                         \
+  namespace sic::cpu {                                                                                               \
+  SIC_DECLARE_CPU_(plain, op, Args)                                                                                  \
+  SIC_DECLARE_CPU_(avx2, op, Args) SIC_DECLARE_CPU_(avx512, op, Args) inline void op(const Args& a, const Exec& e) { \
+    const Isa isa = current_isa();                                                                                   \
+    return isa == Isa::avx512 ? avx512::op(a, e) : isa == Isa::avx2 ? avx2::op(a, e) : plain::op(a, e);              \
+  }                                                                                                                  \
   }
 #endif

@@ -17,7 +17,7 @@ struct Exec {
   bool inputs = true, outputs = true, run = true;  // the steps to take; a binding allocates between the first two
   bool device_values = false;  // CUDA: also check lengths, page ids and lists, read back for it (synchronises)
   void* stream = nullptr;      // cudaStream_t
-  TensorView workspace;        // u8; CUDA kernels need workspace() bytes, CPU kernels have memory of their own
+  TensorView workspace;        // u8, workspace() bytes; the CPU does without
 };
 
 constexpr int64_t kWorkspaceAlignment = 256;  // of a CUDA workspace
@@ -27,7 +27,7 @@ struct Op {
   const char* name;
   void (*check_inputs)(const Check&, const Args&);
   void (*check_outputs)(const Check&, const Args&);
-  void (*cpu)(const Args&);
+  void (*cpu)(const Args&, const Exec&);
   void (*gpu)(const Args&, const Exec&);
   int64_t (*gpu_workspace)(const Args&);
   bool (*empty)(const Args&) = nullptr;  // whether there is nothing to compute
@@ -40,7 +40,9 @@ struct Op {
     if (!exec.run || (empty && empty(args))) return;
     if (exec.device == Device::cpu) {
       check.built(cpu != nullptr, "CPU");
-      return cpu(args);
+      // What it was not given the kernel takes from memory of its own.
+      if (exec.workspace.given() && cpu_workspace) check.workspace(exec.workspace, cpu_workspace(args), 16);
+      return cpu(args, exec);
     }
     check.built(gpu != nullptr, "CUDA");
     check.workspace(exec.workspace, gpu_workspace(args), kWorkspaceAlignment);

@@ -46,7 +46,7 @@ void write_sketch(const AppendKvArgs& a, int64_t h, int64_t slot) {
 
 }  // namespace
 
-void append_kv(const AppendKvArgs& a) {
+void append_kv(const AppendKvArgs& a, const Exec&) {
   const int64_t N = a.k.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2];
   const slicing::AppendPlan plan = slicing::plan_append(a);
   // Of two rows for one slot the later one stays: then the rows of a head go in order.

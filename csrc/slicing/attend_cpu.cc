@@ -12,9 +12,9 @@
 #include "slicing/validate.h"
 
 namespace sic::cpu::SIC_ISA {  // the ops that attend is made of
-void sliced_attention(const slicing::AttentionArgs&);
-void score_pages(const slicing::ScorePagesArgs&);
-void select(const slicing::SelectArgs&);
+void sliced_attention(const slicing::AttentionArgs&, const Exec&);
+void score_pages(const slicing::ScorePagesArgs&, const Exec&);
+void select(const slicing::SelectArgs&, const Exec&);
 }  // namespace sic::cpu::SIC_ISA
 
 namespace sic::cpu::SIC_ISA {
@@ -244,7 +244,7 @@ void select_pages(const AttendArgs& a, SelectArgs s) {
   const CallScratch memory({}, B * T * Hkv * M * int64_t{4});
   s.scores = view_of(memory.data(), DType::f32, B, T, Hkv, M);
   score_pages(
-      {c.q, a.summary, c.kv.block_table, c.kv.seq_lens, s.page, a.beta, a.pool, c.scale, c.max_seq_len, s.scores});
+      {c.q, a.summary, c.kv.block_table, c.kv.seq_lens, s.page, a.beta, a.pool, c.scale, c.max_seq_len, s.scores}, {});
   parallel_for(B * T * Hkv, [&](int64_t row) {
     const int64_t t = row / Hkv % T, b = row / Hkv / T;
     const int64_t visible =
@@ -257,7 +257,7 @@ void select_pages(const AttendArgs& a, SelectArgs s) {
       if (bias) scores[m] += *std::max_element(bias + m * s.page, bias + end);
     }
   });
-  select(s);
+  select(s, {});
 }
 
 // The estimate for pages: every position of an unread page is taken to have the page's centre for its key.
@@ -319,8 +319,7 @@ void attend_dense_head(const AttendArgs& a, int64_t b, int64_t t, int64_t head) 
     if (v->rank == 1) narrow(*v, 0, h);
   one.kv.seq_lens = view_of(&length, DType::i64, 1);
   one.selected = {};
-  one.workspace = {};
-  sliced_attention(one);
+  sliced_attention(one, {});
 }
 
 // log of the unread weight becomes the share of the whole; heads above the limit are recomputed.
@@ -346,8 +345,8 @@ void finish(const AttendArgs& a) {
   }
 }
 
-void attend_dense(const AttendArgs& a) {
-  sliced_attention(a.attention);
+void attend_dense(const AttendArgs& a, const Exec& exec) {
+  sliced_attention(a.attention, exec);
   const slicing::AttentionArgs& c = a.attention;
   const int64_t T = c.q.shape[1], Hq = c.q.shape[2], Hkv = c.kv.k_cache.shape[1];
   for (int64_t row = 0; row < c.q.shape[0] * T * Hq; ++row) {
@@ -363,8 +362,8 @@ void attend_dense(const AttendArgs& a) {
 
 }  // namespace
 
-void attend(const AttendArgs& a) {
-  if (slicing::attend_is_dense(a)) return attend_dense(a);
+void attend(const AttendArgs& a, const Exec& exec) {
+  if (slicing::attend_is_dense(a)) return attend_dense(a, exec);
   const SelectArgs s = slicing::attend_selection(a);
   if (a.summary.given())
     select_pages(a, s);
@@ -372,7 +371,7 @@ void attend(const AttendArgs& a) {
     select_tokens(a, s);
   slicing::AttentionArgs sliced = a.attention;
   sliced.selected = {a.indices, a.counts, s.unit};
-  sliced_attention(sliced);
+  sliced_attention(sliced, exec);
   if (a.summary.given())
     parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2],
                  [&](int64_t row) { estimate_unread_pages(a, s, row); });

@@ -440,9 +440,9 @@ void merge_partials(const AttentionArgs& a, const AttentionPlan& plan, const flo
 }
 
 template <class T>
-void run_all(const AttentionArgs& a) {
+void run_all(const AttentionArgs& a, const Exec& exec) {
   const AttentionPlan plan = slicing::plan_attention(a);
-  const CallScratch partials(a.workspace, slicing::attention_workspace(a));
+  const CallScratch partials(exec.workspace, slicing::attention_workspace(a));
   const Worker worker(a, plan);
   const int64_t tasks = a.q.shape[0] * a.kv.k_cache.shape[1] * plan.token_tasks * plan.splits;
   parallel_for(tasks, [&](int64_t task) { worker.run<T>(task, reinterpret_cast<float*>(partials.data())); });
@@ -453,16 +453,16 @@ void run_all(const AttentionArgs& a) {
 
 }  // namespace
 
-void sliced_attention(const AttentionArgs& a) {
+void sliced_attention(const AttentionArgs& a, const Exec& exec) {
   switch (a.kv.k_cache.dtype) {
     case DType::f32:
-      return run_all<float>(a);
+      return run_all<float>(a, exec);
     case DType::f16:
-      return run_all<f16_t>(a);
+      return run_all<f16_t>(a, exec);
     case DType::bf16:
-      return run_all<bf16_t>(a);
+      return run_all<bf16_t>(a, exec);
     default:
-      return run_all<f8_t>(a);
+      return run_all<f8_t>(a, exec);
   }
 }
 

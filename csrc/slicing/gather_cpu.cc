@@ -23,7 +23,7 @@ void copy_rows(const CacheRows& from, int64_t bytes, char* to, int64_t to_stride
 
 }  // namespace
 
-void gather(const slicing::GatherArgs& a) {
+void gather(const slicing::GatherArgs& a, const Exec&) {
   const slicing::Selected& s = a.selected;
   const int64_t T = s.indices.shape[1], Hkv = s.indices.shape[2], rows = s.indices.shape[0] * T * Hkv,
                 page = a.kv.k_cache.shape[2];

@@ -6,7 +6,7 @@
 
 namespace sic::cpu::SIC_ISA {
 
-void key_sketch(const slicing::KeySketchArgs& a) {
+void key_sketch(const slicing::KeySketchArgs& a, const Exec&) {
   const int64_t B = a.seq_lens.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2], D = a.k_cache.shape[3];
   const int64_t M = a.block_table.given() ? a.block_table.shape[1] : 1;
   const SketchWriter writer(page, static_cast<int>(D), a.planes);

@@ -61,7 +61,7 @@ void for_rows(int64_t rows, Row row) {
 
 }  // namespace
 
-void merge_states(const slicing::MergeStatesArgs& a) {
+void merge_states(const slicing::MergeStatesArgs& a, const Exec&) {
   const int64_t H = a.out.shape[1];
   for_rows(a.out.shape[0] * H, [&](int64_t i) {
     const int64_t r = i / H, h = i % H;
@@ -72,7 +72,7 @@ void merge_states(const slicing::MergeStatesArgs& a) {
   });
 }
 
-void merge_many(const slicing::MergeArgs& a) {
+void merge_many(const slicing::MergeArgs& a, const Exec&) {
   const int64_t H = a.out.shape[1];
   for_rows(a.out.shape[0] * H, [&](int64_t i) {
     const int64_t r = i / H, h = i % H;

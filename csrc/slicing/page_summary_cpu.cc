@@ -8,7 +8,7 @@
 
 namespace sic::cpu::SIC_ISA {
 
-void page_summary(const slicing::PageSummaryArgs& a) {
+void page_summary(const slicing::PageSummaryArgs& a, const Exec&) {
   const int64_t B = a.seq_lens.shape[0], Hkv = a.k_cache.shape[1], page = a.k_cache.shape[2], D = a.k_cache.shape[3];
   const int64_t M = a.block_table.given() ? a.block_table.shape[1] : 1;
   parallel_for(B * Hkv * M, [&](int64_t task) {

@@ -71,7 +71,7 @@ void join(float* scores, int64_t G, int64_t pages, slicing::Pool pool, float* ou
 
 }  // namespace
 
-void score_pages(const ScorePagesArgs& a) {
+void score_pages(const ScorePagesArgs& a, const Exec&) {
   const int64_t T = a.q.shape[1], Hkv = a.summary.shape[1], G = a.q.shape[2] / Hkv, D = a.q.shape[3],
                 M = a.out.shape[3];
   parallel_for(a.q.shape[0] * T * Hkv, [&](int64_t task) {

@@ -13,7 +13,7 @@ namespace sic::cpu::SIC_ISA {
 using slicing::Pool;
 using slicing::SketchScoreArgs;
 
-void score_tokens(const SketchScoreArgs& a) {
+void score_tokens(const SketchScoreArgs& a, const Exec&) {
   const ScanShape shape(a.q, a.norm.shape[1], a.max_seq_len);
   const auto scan = [&](const ScanUnit& u, int64_t chunk) {
     u.scan(a.bits, a.norm, a.block_table, a.planes, chunk, false);
@@ -48,7 +48,7 @@ void refine_row(const SketchScoreArgs& a, const ScanUnit& u, int64_t t, const in
 
 }  // namespace
 
-void refine_tokens(const SketchScoreArgs& a) {
+void refine_tokens(const SketchScoreArgs& a, const Exec&) {
   const ScanShape s(a.q, a.norm.shape[1], 0);
   const int64_t units = a.q.shape[0] * s.Hkv, K = a.cand_indices.shape[3];
   const int64_t row_bytes = s.G * K * int64_t{2};

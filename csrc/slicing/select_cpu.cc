@@ -65,7 +65,7 @@ void select_one(const SelectArgs& a, int64_t b, int64_t t, int64_t h) {
 
 }  // namespace
 
-void select(const SelectArgs& a) {
+void select(const SelectArgs& a, const Exec&) {
   const int64_t T = a.scores.shape[1], Hkv = a.scores.shape[2];
   parallel_for(a.scores.shape[0] * T * Hkv, [&](int64_t task) {
     const int64_t h = task % Hkv, t = task / Hkv % T, b = task / Hkv / T;

@@ -110,8 +110,7 @@ struct AttentionArgs {
   int64_t window = 0;   // 0: none
   TensorView sinks;     // f32 [Hq]
   int64_t max_seq_len = 0;
-  TensorView out, lse;   // out: [B,T,Hq,Dv] in q's type, f32 [B,T,Hq]
-  TensorView workspace;  // u8; or the library's own
+  TensorView out, lse;  // out: [B,T,Hq,Dv] in q's type, f32 [B,T,Hq]
 };
 extern const Op<AttentionArgs> sliced_attention;
 
