@@ -165,5 +165,24 @@ TEST_P(Threads, NestedAndConcurrentCallsFinish) {
 
 INSTANTIATE_TEST_SUITE_P(Counts, Threads, testing::Values(1, 2, 3, 8));
 
+TEST(Check, TensorsOfOneCallAreOnOneDevice) {
+  float x = 0;
+  TensorView v = view_of(&x, DType::f32, 1);
+  const Check check("op", Device::cuda, 1);
+  const auto message = [&] {
+    try {
+      check.tensor("x", v, DType::f32, 1);
+    } catch (const ArgumentError& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(message(), "op: x: got float32[1] on cpu, expected a tensor on cuda");
+  v.device = Device::cuda;
+  EXPECT_EQ(message(), "op: x: got float32[1] on cuda:0, expected a tensor on cuda:1");
+  v.device_id = 1;
+  EXPECT_EQ(message(), "accepted");
+}
+
 }  // namespace
 }  // namespace sic

@@ -6,6 +6,7 @@
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
+    python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`
 
 A table stands between `<!-- NAME: begin ... -->` and `<!-- NAME: end -->`.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
-    "predict": "gpu.md", "gpu": "gpu.md",
+    "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
 }  # fmt: skip
 
 
@@ -133,6 +134,22 @@ def gpu(report):
     return f"Over {', '.join(archs)}, smallest and largest of all variants.\n\n" + table(header, lines)
 
 
+def triton(rows):
+    """What the compiled Triton kernels have, over all launches of each."""
+    lines = []
+    for kernel in dict.fromkeys(r["kernel"] for r in rows):
+        mine = [r for r in rows if r["kernel"] == kernel]
+
+        def span(name, mine=mine):
+            return _span((min(r[name] for r in mine), max(r[name] for r in mine)))
+
+        lines.append((f"`{kernel}`", len(mine), span("registers"), span("shared"), max(r["local"] for r in mine),
+                      span("wide_loads"), span("matrix"), "yes" if mine[0]["exact"] else ""))  # fmt: skip
+    header = ("kernel", "launches", "registers", "shared bytes", "spills", "loads of 16 bytes", "tensor-core operations",
+              "no fused products")  # fmt: skip
+    return f"Compiled for {rows[0]['arch']}, smallest and largest of all launches.\n\n" + table(header, lines)
+
+
 def _span(values):
     low, high = values
     return str(low) if low == high else f"{low} to {high}"
@@ -150,6 +167,7 @@ def main(arguments):
     name, *files = arguments
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "predict": predict, "gpu": gpu,
+        "triton": triton,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))

@@ -16,9 +16,10 @@ struct WorkspaceSize {
 class Call {
  public:
   Call(Args& in, py::handle first, const TensorView& view, py::handle workspace, int code)
-      : in_(in), first_(first), workspace_(workspace), size_only_(code & kSize), device_id_(view.device_id) {
+      : in_(in), first_(first), workspace_(workspace), size_only_(code & kSize) {
     const int device = code & ~kSize;
     exec_.device = device == kCheck ? view.device : device == kCuda ? Device::cuda : Device::cpu;
+    exec_.device_id = view.device_id;
     exec_.run = device != kCheck;
     exec_.device_values = device_checks();
   }
@@ -28,12 +29,12 @@ class Call {
   // `allocate` makes the missing outputs, from inputs that are right.
   template <class A, class Allocate>
   void run(const Op<A>& op, A& args, bool outputs_given, Allocate allocate) {
-    if (exec_.device == Device::cuda) exec_.stream = in_.stream(first_, device_id_);
+    if (exec_.device == Device::cuda) exec_.stream = in_.stream(first_, exec_.device_id);
     if (!outputs_given || size_only_) {
       Exec inputs = exec_;
       inputs.outputs = inputs.run = false;
       op(args, inputs);
-      if (size_only_) throw WorkspaceSize{exec_.run ? op.workspace(args, exec_.device) : 0};
+      if (size_only_) throw WorkspaceSize{exec_.run ? op.workspace(args, exec_) : 0};
       allocate();
       exec_.inputs = false;
     }
@@ -43,7 +44,7 @@ class Call {
       outputs.run = false;
       op(args, outputs);
       exec_.inputs = exec_.outputs = false;
-      take_workspace(op.workspace(args, exec_.device));
+      take_workspace(op.workspace(args, exec_));
     }
     py::gil_scoped_release release;
     op(args, exec_);
@@ -66,7 +67,6 @@ class Call {
   py::handle first_, workspace_;
   bool size_only_;
   py::object own_;
-  int device_id_;
   Exec exec_;
 };
 

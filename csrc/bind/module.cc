@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bind/tensor_arg.h"
+#include "core/device.h"
 #include "core/isa.h"
 #include "core/parallel.h"
 #include "core/scratch.h"
@@ -33,6 +34,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   m.def("num_threads", &sic::num_threads);
   m.def("thread_pool", &sic::thread_pool_name);
   m.def("has_cuda", [] { return kHasCuda; });
+  m.def("device_problem", &sic::device_problem);
   m.def("set_device_checks", &sic::bind::set_device_checks);
   m.def("advise_huge_pages", [](py::handle array) {
     const sic::TensorView v = sic::bind::Args("advise_huge_pages")("array", array);

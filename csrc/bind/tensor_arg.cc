@@ -11,6 +11,11 @@
 namespace sic::bind {
 namespace {
 
+// `__cuda_array_interface__` does not say which device: the current one.
+[[maybe_unused]] int current_device() {
+  return py::module_::import("torch").attr("cuda").attr("current_device")().cast<int>();
+}
+
 // Under the emulator host memory plays the device's.
 #if defined(SIC_SIMT)
 constexpr bool kHostIsDevice = true;
@@ -50,6 +55,9 @@ TensorView view_from(const Check& check, const char* arg, const dlpack::Tensor& 
   TensorView v;
   v.dtype = dtype_from(t.dtype);
   v.data = static_cast<char*>(t.data) + t.byte_offset;
+  const bool known = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost ||
+                     t.device.type == dlpack::kCuda || t.device.type == dlpack::kCudaManaged;
+  check.require(known, arg, "an array on DLPack device type " + std::to_string(t.device.type), "one on cpu or cuda");
   const bool on_host = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost;
   v.device = on_host && !kHostIsDevice ? Device::cpu : Device::cuda;
   v.device_id = t.device.id;
@@ -111,7 +119,7 @@ TensorView from_cuda_array(const Check& check, const char* arg, const py::dict& 
                                   : kind == 'u' ? dlpack::kUInt
                                                 : 255),
              bits, 1};
-  t.device = {dlpack::kCuda, 0};
+  t.device = {dlpack::kCuda, kHostIsDevice ? 0 : current_device()};
   t.data = reinterpret_cast<void*>(py::tuple(info["data"])[0].cast<uintptr_t>());
   int64_t shape[kMaxRank], strides[kMaxRank];
   const py::tuple dims = info["shape"];
@@ -190,13 +198,31 @@ void* Args::stream(py::handle array, int device_id) const {
     return reinterpret_cast<void*>(current.attr("ptr").cast<uintptr_t>());
   }
 #if defined(SIC_SIMT)
-  if (simt_capture()) return simt_capture()->stream;
+  return simt_capture() ? simt_capture()->stream : nullptr;
+#else
+  // A torch without the exchange table; other kinds have synchronised with the default stream as they were read.
+  const py::module_ torch = py::module_::import("torch");
+  if (!py::isinstance(array, torch.attr("Tensor"))) return nullptr;
+  const auto current = torch.attr("cuda").attr("current_stream")(device_id);
+  return reinterpret_cast<void*>(current.attr("cuda_stream").cast<uintptr_t>());
 #endif
-  return nullptr;
 }
 
 bool device_checks() { return check_devices.load(std::memory_order_relaxed); }
 void set_device_checks(bool on) { check_devices.store(on, std::memory_order_relaxed); }
+
+// Where torch makes a tensor beside `array`.
+static py::object device_of(py::handle array, bool is_torch) {
+  if (is_torch) return array.attr("device");
+  if (kHostIsDevice) return py::str("cpu");
+  if (py::hasattr(array, "__dlpack_device__")) {
+    const py::tuple place = array.attr("__dlpack_device__")();
+    const int type = py::int_(place[0]);
+    if (type != dlpack::kCuda && type != dlpack::kCudaManaged) return py::str("cpu");
+    return py::str("cuda:" + std::to_string(place[1].cast<int>()));
+  }
+  return py::str(py::hasattr(array, "__cuda_array_interface__") ? "cuda" : "cpu");
+}
 
 py::object output(py::handle given, py::handle like, std::initializer_list<int64_t> shape, DType dtype, bool zero) {
   if (given && !given.is_none()) return py::reinterpret_borrow<py::object>(given);
@@ -220,9 +246,8 @@ py::object output(py::handle given, py::handle like, std::initializer_list<int64
   for (int64_t n : shape) dims[i++] = n;
   py::object& make = zero ? torch->zeros : torch->empty;
   const py::object& type = torch->dtypes[static_cast<int>(dtype)];
-  py::object made = py::isinstance(like, torch->tensor)
-                        ? make(dims, py::arg("dtype") = type, py::arg("device") = like.attr("device"))
-                        : make(dims, py::arg("dtype") = type);
+  const py::object device = device_of(like, py::isinstance(like, torch->tensor));
+  py::object made = make(dims, py::arg("dtype") = type, py::arg("device") = device);
   just_made = zero ? nullptr : made.ptr();
   return made;
 }

@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "core/device_copy.h"
+#include "core/device.h"
 
 namespace sic {
 namespace {
@@ -59,6 +59,9 @@ void Check::tensor(const char* arg, const TensorView& v, DTypeSet types, int ran
   if (v.device != device_)
     fail(arg, describe(v) + (v.device == Device::cpu ? " on cpu" : " on cuda"),
          device_ == Device::cpu ? "a tensor on cpu" : "a tensor on cuda");
+  if (v.device != Device::cpu && device_id_ >= 0 && v.device_id != device_id_)
+    fail(arg, describe(v) + " on cuda:" + std::to_string(v.device_id),
+         "a tensor on cuda:" + std::to_string(device_id_));
   if (rank > 0 && v.shape[rank - 1] > 1 && v.stride[rank - 1] != 1)
     fail(arg, describe(v) + " with stride " + std::to_string(v.stride[rank - 1]) + " in the last dimension",
          "a contiguous last dimension");

@@ -27,9 +27,10 @@ std::string describe(DTypeSet types);       // float32|float16
 // Checks the arguments of one op; every failure throws ArgumentError and nothing has been touched.
 class Check {
  public:
-  // device_values: whether host() reads tensors back from a CUDA device.
-  explicit Check(const char* op, Device device = Device::cpu, bool device_values = false, void* stream = nullptr)
-      : op_(op), device_(device), device_values_(device_values), stream_(stream) {}
+  // device_id -1: any. device_values: whether host() reads tensors back from a CUDA device.
+  explicit Check(const char* op, Device device = Device::cpu, int device_id = -1, bool device_values = false,
+                 void* stream = nullptr)
+      : op_(op), device_(device), device_id_(device_id), device_values_(device_values), stream_(stream) {}
 
   [[noreturn]] void fail(const char* arg, const std::string& got, const std::string& expected) const;
   void require(bool ok, const char* arg, const std::string& got, const std::string& expected) const {
@@ -72,6 +73,7 @@ class Check {
  private:
   const char* op_;
   Device device_;
+  int device_id_;
   bool device_values_;
   void* stream_;
   mutable std::vector<std::unique_ptr<char[]>> copies_;

@@ -10,6 +10,8 @@
 #endif
 
 #include <array>
+#include <mutex>
+#include <set>
 #include <string>
 
 #include "core/check.h"
@@ -22,7 +24,9 @@ constexpr unsigned kFullWarp = 0xffffffffu;
 // ---- launching ----
 
 inline void check_cuda(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // it is reported here
+  throw Error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 #if !defined(SIC_SIMT)
@@ -35,6 +39,33 @@ inline std::string kernel_name(const void* kernel) {
 }
 #endif
 
+#if !defined(SIC_SIMT)
+// All the dynamic shared memory that the current device has, for a kernel's launches from any thread. Once a device.
+inline cudaError_t allow_shared_memory(const void* kernel) {
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, int>> allowed;
+  int device = 0, most = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (allowed.count({kernel, device})) return cudaSuccess;
+  cudaFuncAttributes own{};
+  status = cudaFuncGetAttributes(&own, kernel);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status == cudaSuccess)
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  most - static_cast<int>(own.sharedSizeBytes));
+  if (status == cudaSuccess) allowed.insert({kernel, device});
+  return status;
+}
+#endif
+
+// Blocks of a grid's x axis.
+inline unsigned grid_blocks(int64_t count) {
+  if (count >= int64_t{1} << 31) throw Error(std::to_string(count) + " blocks: more than a launch may have");
+  return static_cast<unsigned>(count);
+}
+
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), an Error if it cannot be launched. Nothing to do for an empty
 // grid. Dynamic shared memory may be as large as the device has it.
 template <class... P, class... A>
@@ -43,13 +74,14 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, vo
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel parameters are limited to 4 KiB");
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   const void* entry = reinterpret_cast<const void*>(kernel);
-  cudaError_t status = cudaSuccess;
-  if (shared_bytes > 48 * 1024)
-    status = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
 #if defined(SIC_SIMT)
-  check_cuda(status, "dynamic shared memory");
+  if (shared_bytes > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+               "dynamic shared memory");
   simt::launch(kernel, grid, block, shared_bytes, static_cast<cudaStream_t>(stream), static_cast<P>(args)...);
 #else
+  // With up to 16 KB of static shared memory besides: together 48 KB need no leave.
+  cudaError_t status = shared_bytes > 32 * 1024 ? allow_shared_memory(entry) : cudaSuccess;
   if (status == cudaSuccess) {
     const auto run = [&](std::remove_cv_t<P>... values) {
       std::array<void*, sizeof...(P)> pointers{&values...};

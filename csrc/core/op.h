@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/check.h"
+#include "core/device.h"
 #include "core/tensor_view.h"
 
 namespace sic {
@@ -14,6 +15,7 @@ namespace sic {
 // How to run a call.
 struct Exec {
   Device device = Device::cpu;
+  int device_id = -1;                              // of a CUDA device; -1: the current one
   bool inputs = true, outputs = true, run = true;  // the steps to take; a binding allocates between the first two
   bool device_values = false;  // CUDA: also check lengths, page ids and lists, read back for it (synchronises)
   void* stream = nullptr;      // cudaStream_t
@@ -34,7 +36,7 @@ struct Op {
   int64_t (*cpu_workspace)(const Args&) = nullptr;
 
   void operator()(const Args& args, const Exec& exec) const {
-    const Check check(name, exec.device, exec.device_values, exec.stream);
+    const Check check(name, exec.device, exec.device_id, exec.device_values, exec.stream);
     if (exec.inputs) check_inputs(check, args);
     if (exec.outputs) check_outputs(check, args);
     if (!exec.run || (empty && empty(args))) return;
@@ -45,14 +47,17 @@ struct Op {
       return cpu(args, exec);
     }
     check.built(gpu != nullptr, "CUDA");
+    const DeviceGuard guard(exec.device_id);
     check.workspace(exec.workspace, gpu_workspace(args), kWorkspaceAlignment);
     gpu(args, exec);
   }
 
-  // Bytes of workspace, from shapes alone. Inputs must have been checked.
-  int64_t workspace(const Args& args, Device device) const {
-    const auto bytes = device == Device::cpu ? cpu_workspace : gpu_workspace;
-    return bytes ? bytes(args) : 0;
+  // Bytes of workspace, from shapes and the device alone. Inputs must have been checked.
+  int64_t workspace(const Args& args, const Exec& exec) const {
+    if (exec.device == Device::cpu) return cpu_workspace ? cpu_workspace(args) : 0;
+    Check(name).built(gpu != nullptr, "CUDA");
+    const DeviceGuard guard(exec.device_id);
+    return gpu_workspace(args);
   }
 };
 

@@ -124,10 +124,9 @@ struct RowChain {
   int64_t list_room = 0;
   int32_t* lists = nullptr;  // [B,T,Hkv][list_room]: the shortlists
 
-  static bool pays(const AttendArgs& a) {
-    const TensorView& q = a.attention.q;
-    const int64_t Hkv = a.attention.kv.k_cache.shape[1];
-    return rows_pay(q.shape[0] * q.shape[1] * Hkv, a.attention.max_seq_len, q.shape[2] / Hkv);
+  // By the row alone, never by how many there are: the two chains sum the unread mass in different orders.
+  static bool fits(const AttendArgs& a) {
+    return rows_fit(a.attention.max_seq_len, a.attention.q.shape[2] / a.attention.kv.k_cache.shape[1]);
   }
 
   RowChain(const AttendArgs& args, Parts& parts) : tokens(args, parts) {
@@ -275,8 +274,8 @@ struct PageChain {
     const UnreadTask unread = UnreadTask::of(a);
     if (unread.window > 0 || unread.bias) {
       const int64_t chunks = ceil_div(M, kThreads);
-      launch(adjust_page_scores, dim3(static_cast<unsigned>(unread.rows() * chunks)), dim3(kThreads), 0, stream, unread,
-             scores, M, static_cast<int32_t>(page()), chunks);
+      launch(adjust_page_scores, dim3(grid_blocks(unread.rows() * chunks)), dim3(kThreads), 0, stream, unread, scores,
+             M, static_cast<int32_t>(page()), chunks);
     }
     launch_select(selection(), select_memory, stream);
     launch_unread_pages(unread,
@@ -323,7 +322,7 @@ __global__ void __launch_bounds__(kThreads)
 void attend_dense(const AttendArgs& a, const Exec& exec) {
   run_attention(dense(a), {}, exec.workspace.data, exec.stream);
   const TensorView& q = a.attention.q;
-  launch(fill_dense, dim3(static_cast<unsigned>(q.shape[0] * q.shape[1])), dim3(kThreads), 0, exec.stream,
+  launch(fill_dense, dim3(grid_blocks(q.shape[0] * q.shape[1])), dim3(kThreads), 0, exec.stream,
          DeviceSelection::of(a.indices, a.counts), omitted_mass(a), static_cast<int32_t>(q.shape[1]),
          static_cast<int32_t>(q.shape[2]), static_cast<int32_t>(a.attention.kv.k_cache.shape[1]),
          static_cast<int32_t>(a.indices.shape[3]),
@@ -366,13 +365,13 @@ int64_t sliced_bytes(const AttendArgs& a) {
 int64_t attend_workspace(const AttendArgs& a) {
   if (slicing::attend_is_dense(a)) return attention_partials(dense(a));
   if (a.summary.given()) return sliced_bytes<PageChain>(a);
-  return RowChain::pays(a) ? sliced_bytes<RowChain>(a) : sliced_bytes<TokenChain>(a);
+  return RowChain::fits(a) ? sliced_bytes<RowChain>(a) : sliced_bytes<TokenChain>(a);
 }
 
 void attend(const AttendArgs& a, const Exec& exec) {
   if (slicing::attend_is_dense(a)) return attend_dense(a, exec);
   if (a.summary.given()) return attend_sliced<PageChain>(a, exec);
-  RowChain::pays(a) ? attend_sliced<RowChain>(a, exec) : attend_sliced<TokenChain>(a, exec);
+  RowChain::fits(a) ? attend_sliced<RowChain>(a, exec) : attend_sliced<TokenChain>(a, exec);
 }
 
 }  // namespace sic::gpu

@@ -17,8 +17,6 @@ constexpr int kWeights = 4260;  // scores so far below the top have no weight (e
 constexpr int kHeld = 12;       // entries of a shortlist that a thread holds in registers, if that is all of them ...
 constexpr int kPart = 4;        // ... else so many at a time
 
-constexpr int64_t kManyRows = 64, kFewRowsWidth = 32768;  // with fewer rows, longer ones take many blocks
-
 struct alignas(16) RowShared {
   JoinRow row;  // here, not in registers from step to step
   BlockCounts counts;
@@ -324,8 +322,7 @@ int64_t shared_bytes(int64_t width, int64_t G) {
 
 }  // namespace
 
-bool rows_pay(int64_t rows, int64_t width, int64_t G) {
-  if (rows < kManyRows && width > kFewRowsWidth) return false;
+bool rows_fit(int64_t width, int64_t G) {
   int device = 0, most = 0;
   check_cuda(cudaGetDevice(&device), "current device");
   check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory");

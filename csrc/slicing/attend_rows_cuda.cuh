@@ -19,7 +19,7 @@ struct RowsTask {
 
 // Whether a block does a row faster than many: it fits the shared memory of the current device, and there are rows for
 // many multiprocessors, or short ones.
-bool rows_pay(int64_t rows, int64_t width, int64_t G);
+bool rows_fit(int64_t width, int64_t G);
 // One launch. Writes the selection, and the log of the unread mass to unread.out.
 void launch_rows(const RowsTask&, void* stream);
 

@@ -77,7 +77,7 @@ void run_attention(const AttentionArgs& a, const AttentionExtras& extras, void* 
   }
   if (plan.serial) return;
   const int64_t rows = a.q.shape[0] * a.q.shape[1] * a.q.shape[2];
-  launch(attention_merge, dim3(static_cast<unsigned>(rows)), 128, 0, stream, p);
+  launch(attention_merge, dim3(grid_blocks(rows)), 128, 0, stream, p);
 }
 
 int64_t attention_partials(const AttentionArgs& a) { return plan_splits(a).bytes; }

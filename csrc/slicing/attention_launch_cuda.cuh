@@ -23,8 +23,7 @@ inline void launch_tiles(void (*kernel)(const AttentionParams), AttentionParams 
   if (x >= int64_t{1} << 31) throw Error("sliced_attention: more than 2^31 blocks for a sequence");
   const unsigned y = static_cast<unsigned>(std::min(p.B, 65535)),
                  z = static_cast<unsigned>(slicing::ceil_div(p.B, 65535));
-  launch(kernel, dim3(static_cast<unsigned>(x), y, z), kAttentionWarps * 32, static_cast<size_t>(shared_bytes), stream,
-         p);
+  launch(kernel, dim3(grid_blocks(x), y, z), kAttentionWarps * 32, static_cast<size_t>(shared_bytes), stream, p);
 }
 
 // The kernels for half types; whether they take a call.

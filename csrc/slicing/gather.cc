@@ -65,7 +65,7 @@ int64_t gathered_of_row(const GatherArgs& a, int64_t b, int64_t t, int64_t h) {
 }
 
 int64_t gathered_rows(const GatherArgs& a, const Exec& exec) {
-  const Check check("gather", exec.device, false, exec.stream);
+  const Check check("gather", exec.device, exec.device_id, false, exec.stream);
   return count_rows(on_host(check, a, true));
 }
 

@@ -208,7 +208,7 @@ void launch_copy(const slicing::GatherArgs& a, const Lists& lists, void* stream)
     const int64_t bytes = from[kv]->shape[3] * itemsize(from[kv]->dtype);
     p.words[kv] = PageSplit::of(bytes / static_cast<int64_t>(sizeof(Word)));
   }
-  launch(gather_rows_kernel<Word>, dim3(static_cast<unsigned>(lists.count * p.parts)), dim3(kThreads), 0, stream, p);
+  launch(gather_rows_kernel<Word>, dim3(grid_blocks(lists.count * p.parts)), dim3(kThreads), 0, stream, p);
 }
 
 }  // namespace

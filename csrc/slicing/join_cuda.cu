@@ -72,7 +72,7 @@ int64_t chunks_of(const JoinTask& a) { return slicing::ceil_div(a.width, kThread
 template <class Kernel>
 void launch_rows(Kernel kernel, const JoinTask& a, void* stream) {
   const int64_t chunks = chunks_of(a);
-  launch(kernel, dim3(static_cast<unsigned>(a.rows() * chunks)), dim3(kThreads), 0, stream, a, chunks);
+  launch(kernel, dim3(grid_blocks(a.rows() * chunks)), dim3(kThreads), 0, stream, a, chunks);
 }
 
 bool wide_out(const JoinTask& a) {

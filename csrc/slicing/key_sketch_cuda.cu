@@ -189,7 +189,7 @@ void key_sketch(const slicing::KeySketchArgs& a, const Exec& exec) {
   with_storage_type(a.k_cache.dtype, [&](auto type) {
     with_sketch_row(D, [&](auto sets, auto uniform) {
       launch(key_sketch_kernel<decltype(type), decltype(sets)::value, decltype(uniform)::value>,
-             dim3(static_cast<unsigned>(B * Hkv * p.parts)), dim3(kThreads), 0, exec.stream, p);
+             dim3(grid_blocks(B * Hkv * p.parts)), dim3(kThreads), 0, exec.stream, p);
     });
   });
 }

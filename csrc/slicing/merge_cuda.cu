@@ -106,8 +106,7 @@ void merge(const Parts& parts, bool wide_parts, const TensorView& out, const Ten
   const int64_t blocks = slicing::ceil_div(p.rows, kWarps * (32 / p.lanes));
   with_storage_type(out.dtype, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>)
-      launch(merge_kernel<decltype(type), Parts>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, exec.stream,
-             p);
+      launch(merge_kernel<decltype(type), Parts>, dim3(grid_blocks(blocks)), dim3(kThreads), 0, exec.stream, p);
   });
 }
 

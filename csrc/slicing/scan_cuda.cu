@@ -191,8 +191,8 @@ void launch_prepare(const ScanTask& a, const ScanQueries& queries, const HeadSco
     with_sketch_row(a.D, [&](auto sets, auto uniform) {
       if constexpr (!std::is_same_v<decltype(type), f8_t>)
         launch(scan_prepare<decltype(type), decltype(sets)::value, decltype(uniform)::value>,
-               dim3(static_cast<unsigned>(slicing::ceil_div(rows, in_block))), dim3(32 * kPrepareWarps), 0, stream, a,
-               queries, scores, lanes);
+               dim3(grid_blocks(slicing::ceil_div(rows, in_block))), dim3(32 * kPrepareWarps), 0, stream, a, queries,
+               scores, lanes);
     });
   });
 }
@@ -292,7 +292,7 @@ void launch_scan_listed(const ScanTask& a, const DeviceSelection& list, int64_t 
   launch_prepare(a, queries, scores, stream);
   const int64_t chunks = slicing::ceil_div(width, kScanThreads);
   const int groups = (a.G + 7) / 8;
-  launch(scan_any<true, true>, dim3(static_cast<unsigned>(a.units() * a.T * groups * chunks)), dim3(kScanThreads),
+  launch(scan_any<true, true>, dim3(grid_blocks(a.units() * a.T * groups * chunks)), dim3(kScanThreads),
          64 * static_cast<size_t>(queries.row_bytes), stream, a, queries, scores, list, chunks, groups);
 }
 

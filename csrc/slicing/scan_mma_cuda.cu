@@ -366,9 +366,8 @@ void launch_kernel(const MmaParams& p, void* stream) {
   const int64_t warp_bytes = kStages * ((kBoth ? 8 : 4) * int64_t{p.a.D} + 64);
   int64_t warps = kMaxWarps;
   while (warps > 1 && warps * warp_bytes > 40 * 1024) warps /= 2;
-  launch(scan_mma<kD, kColumns, kBoth>, dim3(static_cast<unsigned>(p.a.units() * p.groups * p.chunks)),
-         dim3(static_cast<unsigned>(32 * warps)), static_cast<size_t>(tiles * p.a.D * 8 + warps * warp_bytes), stream,
-         p);
+  launch(scan_mma<kD, kColumns, kBoth>, dim3(grid_blocks(p.a.units() * p.groups * p.chunks)),
+         dim3(grid_blocks(32 * warps)), static_cast<size_t>(tiles * p.a.D * 8 + warps * warp_bytes), stream, p);
 }
 
 template <Columns kColumns, bool kBoth>

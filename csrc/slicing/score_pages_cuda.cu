@@ -297,7 +297,7 @@ template <class S, int kRows>
 void launch_scores(Params p, int64_t B, void* stream) {
   p.row_tiles = static_cast<int>(slicing::ceil_div(p.T * p.group, kRows));
   const size_t query_bytes = sizeof(float) * kRows * ((p.D + kGroup - 1) / kGroup * kGroup);
-  launch(score_pages_kernel<S, kRows>, dim3(static_cast<unsigned>(B * p.heads * p.row_tiles * p.parts)), dim3(kThreads),
+  launch(score_pages_kernel<S, kRows>, dim3(grid_blocks(B * p.heads * p.row_tiles * p.parts)), dim3(kThreads),
          query_bytes, stream, p);
 }
 
@@ -326,7 +326,7 @@ void score_pages(const slicing::ScorePagesArgs& a, const Exec& exec) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>) launch_scores<decltype(type)>(p, B, exec.stream);
   });
   const int64_t parts = slicing::ceil_div(p.M, kThreads);
-  launch(join_pages_kernel, dim3(static_cast<unsigned>(B * p.T * p.heads * parts)), dim3(kThreads),
+  launch(join_pages_kernel, dim3(grid_blocks(B * p.T * p.heads * parts)), dim3(kThreads),
          sizeof(float) * static_cast<size_t>(p.group), exec.stream, p, static_cast<int>(parts));
 }
 

@@ -204,8 +204,7 @@ void launch_one_block(const SelectTask& a, const Scratch& s, void* stream) {
   const int64_t slots = (int64_t{a.N} * static_cast<int64_t>(sizeof(T)) + 15) / 16 + 1;
   const int64_t most = a.rows() < kFewRows ? 1024 : 512;
   const auto threads = static_cast<unsigned>(std::clamp<int64_t>((slots + 31) / 32 * 32, 64, most));
-  launch(select_rows<T>, dim3(static_cast<unsigned>(a.rows())), dim3(threads), 0, stream, a, s,
-         a.N >= 2048 ? kCopies : 1);
+  launch(select_rows<T>, dim3(grid_blocks(a.rows())), dim3(threads), 0, stream, a, s, a.N >= 2048 ? kCopies : 1);
 }
 
 template <class T>
@@ -251,8 +250,7 @@ int64_t select_scratch(const SelectTask& a) { return scratch_of(a, nullptr).byte
 void launch_select_keep(const SelectTask& a, const SelectKeep& keep, void* stream) {
   if (a.keep_count == 0 || a.N == 0) return;
   const int32_t blocks = ((a.N + 31) / 32 + kChunkThreads - 1) / kChunkThreads;
-  launch(select_keep, dim3(static_cast<unsigned>(int64_t{a.B} * a.T * blocks)), dim3(kChunkThreads), 0, stream, a, keep,
-         blocks);
+  launch(select_keep, dim3(grid_blocks(int64_t{a.B} * a.T * blocks)), dim3(kChunkThreads), 0, stream, a, keep, blocks);
 }
 
 void launch_select(const SelectTask& a, void* scratch, void* stream) {

@@ -98,7 +98,7 @@ struct PagePart {
 // Warp w takes pages w, w + kWarps, .. of the span; lane g keeps the running state of heads g, g + 32, .. in turn.
 template <class S>
 __global__ void __launch_bounds__(kThreads) unread_pages(UnreadTask a, UnreadPages u, Spans spans) {
-  SIC_DYNAMIC_SHARED(float, q);  // [G][D]
+  SIC_DYNAMIC_SHARED(float, q);  // [D], of one head
   __shared__ uint32_t listed[kPageSpan / 32];
   __shared__ float logits[kPageSpan];
   __shared__ float reduce[32];
@@ -106,17 +106,17 @@ __global__ void __launch_bounds__(kThreads) unread_pages(UnreadTask a, UnreadPag
   const int32_t span = static_cast<int32_t>(blockIdx.x % spans.count), page = static_cast<int32_t>(u.pages.split.page);
   const int64_t first = int64_t{span} * kPageSpan, pages = (r.visible + page - 1) / page;
   if (first >= pages) return;
-  for (int i = static_cast<int>(threadIdx.x); i < a.G * a.D; i += kThreads)
-    q[i] = load_query(a, r, i / a.D, i % a.D) * a.scale;
   mark_listed<kPageSpan>(a, r, first, listed);
   for (int g = 0; g < a.G; ++g) {
+    for (int d = static_cast<int>(threadIdx.x); d < a.D; d += kThreads) q[d] = load_query(a, r, g, d) * a.scale;
+    __syncthreads();
     for (int i = warp_id(); i < kPageSpan; i += kWarps) {
       const int64_t m = first + i;
       float logit = kNothing, weight = 0;
       if (m < pages && !(listed[i / 32] >> i % 32 & 1)) {
         const S* centre = u.summary.as<const S>(u.pages.id(r.b, static_cast<uint32_t>(m)), r.h, 0);
         float dot = 0;
-        for (int d = lane_id(); d < a.D; d += 32) dot += q[g * a.D + d] * to_float(centre[d]);
+        for (int d = lane_id(); d < a.D; d += 32) dot += q[d] * to_float(centre[d]);
         const PagePart part(a, r, page, m);
         logit = finish_logit(a, warp_reduce_add(dot), part.bias), weight = static_cast<float>(part.live);
       }
@@ -154,11 +154,11 @@ Spans make_spans(int64_t units, int span, void* scratch) {
 
 void launch_total(const UnreadTask& a, const Spans& spans, int32_t unit, void* stream) {
   const int64_t heads = a.rows() * a.G;
-  launch(unread_total, dim3(static_cast<unsigned>(slicing::ceil_div(heads, kThreads))), dim3(kThreads), 0, stream, a,
-         spans, unit);
+  launch(unread_total, dim3(grid_blocks(slicing::ceil_div(heads, kThreads))), dim3(kThreads), 0, stream, a, spans,
+         unit);
 }
 
-dim3 span_grid(const UnreadTask& a, const Spans& spans) { return dim3(static_cast<unsigned>(a.rows() * spans.count)); }
+dim3 span_grid(const UnreadTask& a, const Spans& spans) { return dim3(grid_blocks(a.rows() * spans.count)); }
 
 }  // namespace
 
@@ -196,7 +196,7 @@ void launch_unread_pages(const UnreadTask& a, const UnreadPages& u, void* scratc
   with_storage_type(u.type, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>)
       launch(unread_pages<decltype(type)>, span_grid(a, spans), dim3(kThreads),
-             sizeof(float) * static_cast<size_t>(a.G) * static_cast<size_t>(a.D), stream, a, u, spans);
+             sizeof(float) * static_cast<size_t>(a.D), stream, a, u, spans);
   });
   launch_total(a, spans, page, stream);
 }

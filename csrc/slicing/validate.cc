@@ -73,6 +73,7 @@ CacheDims check_kv(const Check& check, const PagedKv& kv) {
   const CacheDims d = check_cache(check, "k_cache", kv.k_cache, kCacheFloats, kv.block_table, kv.seq_lens, page);
   check.value(kv.k_cache.shape[3] >= 1, "k_cache", double(kv.k_cache.shape[3]), "a head size of at least 1");
   check.tensor("v_cache", kv.v_cache, kv.k_cache.dtype, {d.P, d.Hkv, page, -1});
+  check.value(kv.v_cache.shape[3] >= 1, "v_cache", double(kv.v_cache.shape[3]), "a head size of at least 1");
   check_scale(check, "k_scale", kv.k_scale, kv.k_cache, d.Hkv);
   check_scale(check, "v_scale", kv.v_scale, kv.v_cache, d.Hkv);
   return d;

@@ -70,7 +70,9 @@ def _why_not_cuda() -> str | None:
         return missing
     if not module().has_cuda():
         return "built without CUDA kernels: build with nvcc on the PATH"
-    return None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
+    if not torch.cuda.is_available():
+        return "no CUDA device: torch.cuda.is_available() is False"
+    return module().device_problem() or None
 
 
 @functools.cache

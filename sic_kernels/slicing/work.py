@@ -17,9 +17,8 @@ SPLIT = 256  # tokens of a part of a list, and ...
 BUSY_BLOCKS = 512  # ... blocks with which lists are not split (attention_cuda.cu)
 FEW_ROWS, LONG_ROW = 2 * 132, 16384  # rows of scores that one block does not select from alone (select_cuda.cu)
 SCAN_BLOCKS = 4 * 132  # that a scan aims at (scan_mma_cuda.cu)
-# Rows whose selection is one block's work (attend_rows_cuda.cu): positions that fit the shared memory of both devices; with
-# few rows, those that a block has done before more launches would be.
-ROW_POSITIONS, MANY_ROWS, FEW_ROWS_POSITIONS = 97_000, 64, 32768
+# Rows whose selection is one block's work (attend_rows_cuda.cu): positions that fit the shared memory of both devices.
+ROW_POSITIONS = 97_000
 ROW_HELD = 12 * 1024  # entries of a shortlist that are read once
 # Clocks of a multiprocessor for a position of a row, from the instructions of its loops: selecting twice; of each head the
 # join and the unread mass; of each head and entry of the shortlist, ranking.
@@ -139,9 +138,9 @@ def attend(s: BenchShape, ratio: float) -> Iterator[Launch]:
     """attend_cuda.cu with a key sketch: plane 0 makes a shortlist, both planes rank it, the best are read."""
     tokens = listed_tokens(s, ratio)
     candidates = listed_tokens(s, max(ratio, SlicePolicy(ratio=ratio).candidates))
-    width, lists = s.page * ceil_div(s.length, s.page), s.B * s.heads
+    width = s.page * ceil_div(s.length, s.page)
     yield from scan(s, 2)
-    if width <= ROW_POSITIONS and (lists >= MANY_ROWS or width <= FEW_ROWS_POSITIONS):
+    if width <= ROW_POSITIONS:
         yield attend_rows(s, tokens, candidates)
     else:
         yield from attend_steps(s, tokens, candidates, width)
