@@ -3,6 +3,7 @@
     python tools/docs_tables.py settings                 docs/configuration.md from sic_kernels/runtime/config.py
     python tools/docs_tables.py metrics                  docs/metrics.md from the metrics registry
     python tools/docs_tables.py speed bench.json         docs/slicing.md from `python -m sic_kernels bench --json`
+    python tools/docs_tables.py readme bench.json        README.md: the main lines of the same
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
@@ -19,7 +20,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
-    "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
+    "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md", "readme": "../README.md",
 }  # fmt: skip
 
 
@@ -57,6 +58,22 @@ def speed(report):
     for title, header, lines in tables:
         parts += ["", f"{title[0].upper()}{title[1:]}:", "", table(header, lines)]
     return "\n".join([*parts, "", *(f"{note}\n" for note in notes)]).rstrip()
+
+
+def readme(report):
+    """Decode of one token at 32K: what a reader wants to know first."""
+    from sic_kernels.runtime.bench_report import milliseconds
+
+    names = ("attend 12 %", "attend 6 %", "dense", "sliced 12 %")
+    rows = {r["name"]: r for r in report["rows"] if r.get("length") == 32768 and r.get("B") == 1 and "linear" not in r}
+    lines = []
+    for name in names:
+        r = rows[name]
+        faster = ", ".join(f"{x:.1f}x {peer}" for peer, x in r["speedup"].items())
+        lines.append((name, milliseconds(r["seconds"]["median"]), faster))
+    machine = report["machine"]
+    what = f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}, torch {machine['torch']}"
+    return f"{what}:\n\n" + table(("32 768 tokens", "time", "faster than"), lines)
 
 
 def quality(result):
@@ -167,7 +184,7 @@ def main(arguments):
     name, *files = arguments
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "predict": predict, "gpu": gpu,
-        "triton": triton,
+        "triton": triton, "readme": readme,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))
