@@ -201,6 +201,27 @@ def test_workspace_bytes_checks_its_arguments_and_runs_nothing():
     assert torch.equal(k, k_before)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "simt"])
+def test_longer_lists_than_needed_need_more_workspace(backend):
+    """Lists may have more slots than the policy fills; the partial results of all of them must fit, or it is an error."""
+    q, k, v, index, table, lens = problem(5000)
+    least = S.attend(q, k, v, index, table, lens, backend=backend)
+    longer = torch.empty(*least.selection.indices.shape[:-1], 5000, dtype=torch.int32)
+    out = (least.out.clone(), least.lse.clone(), longer, least.selection.counts.clone(), least.omitted_mass.clone(),
+           least.status.clone())  # fmt: skip
+    args = (q, k, v, index, table, lens)
+    size = S.workspace_bytes("attend", *args, out=out, backend=backend)
+    assert size > S.workspace_bytes("attend", *args, backend=backend)
+    room = torch.full((size + 1024,), 0xA5, dtype=torch.uint8)
+    begin = -room.data_ptr() % 256
+    with refused("workspace: got"):
+        S.attend(*args, out=out, workspace=room[begin : begin + size - 1], backend=backend)
+    assert bool((room == 0xA5).all())
+    result = S.attend(*args, out=out, workspace=room[begin : begin + size], backend=backend)
+    assert torch.equal(result.out, least.out)
+    assert bool((room[begin + size :] == 0xA5).all())
+
+
 def test_outputs_in_the_memory_of_inputs_are_refused():
     q, k, v, _, table, lens = problem(100)
     lse = torch.empty(q.shape[:-1])

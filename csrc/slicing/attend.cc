@@ -32,6 +32,15 @@ int64_t attend_capacity(const AttendArgs& a) {
   return attend_is_dense(a) ? 0 : selection_capacity(attend_selection(a));
 }
 
+AttentionArgs attend_attention(const AttendArgs& a) {
+  AttentionArgs c = a.attention;
+  c.selected = {a.indices, a.counts, a.summary.given() ? Unit::page : Unit::token};
+  if (!a.indices.given())
+    c.selected.indices =
+        view_of(nullptr, DType::i32, c.q.shape[0], c.q.shape[1], c.kv.k_cache.shape[1], attend_capacity(a));
+  return c;
+}
+
 namespace {
 
 void check_inputs(const Check& check, const AttendArgs& a) {
@@ -60,23 +69,16 @@ void check_outputs(const Check& check, const AttendArgs& a) {
   const int64_t B = q.shape[0], T = q.shape[1], Hq = q.shape[2], Hkv = a.attention.kv.k_cache.shape[1];
   check_attention_outputs(check, a.attention);
   check.output("indices", a.indices, DType::i32, {B, T, Hkv, -1});
-  check.value(a.indices.shape[3] >= attend_capacity(a), "indices", double(a.indices.shape[3]),
-              ("at least " + std::to_string(attend_capacity(a)) + " slots a row").c_str());
+  const int64_t K = a.indices.shape[3], least = attend_capacity(a);
+  if (K < least) check.fail("indices", std::to_string(K), "at least " + std::to_string(least) + " slots a row");
   check.output("counts", a.counts, DType::i32, {B, T, Hkv});
   check.output("omitted_mass", a.omitted_mass, DType::f32, {B, T, Hq});
   check.output("status", a.status, DType::u8, {B, T, Hq});
   if (!attend_is_dense(a)) check_capacity(check, attend_selection(a));
 }
 
-// The selection may list every position (a budget that covers all, min_len), or the call may run dense.
-int64_t most_workspace(const AttendArgs& a) {
-  AttentionArgs sliced = a.attention;
-  if (!attend_is_dense(a))
-    sliced.selected = {view_of(nullptr, DType::i32, a.attention.q.shape[0], a.attention.q.shape[1],
-                               a.attention.kv.k_cache.shape[1], attend_capacity(a)),
-                       {},
-                       a.summary.given() ? Unit::page : Unit::token};
-  return attention_workspace(sliced);
+int64_t cpu_workspace(const AttendArgs& a) {
+  return attention_workspace(attend_is_dense(a) ? a.attention : attend_attention(a));
 }
 
 }  // namespace
@@ -86,6 +88,6 @@ const Op<AttendArgs> attend{"attend",
                             check_outputs,
                             SIC_KERNELS(attend),
                             [](const AttendArgs& a) { return a.attention.q.size() == 0; },
-                            most_workspace};
+                            cpu_workspace};
 
 }  // namespace sic::slicing

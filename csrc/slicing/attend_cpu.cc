@@ -369,9 +369,7 @@ void attend(const AttendArgs& a, const Exec& exec) {
     select_pages(a, s);
   else
     select_tokens(a, s);
-  slicing::AttentionArgs sliced = a.attention;
-  sliced.selected = {a.indices, a.counts, s.unit};
-  sliced_attention(sliced, exec);
+  sliced_attention(slicing::attend_attention(a), exec);
   if (a.summary.given())
     parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2],
                  [&](int64_t row) { estimate_unread_pages(a, s, row); });

@@ -153,5 +153,7 @@ extern const Op<AttendArgs> attend;
 bool attend_is_dense(const AttendArgs&);         // by policy, for the whole call
 SelectArgs attend_selection(const AttendArgs&);  // the selection it makes; its scores have a shape only
 int64_t attend_capacity(const AttendArgs&);      // slots a row of its indices needs
+// The attention over what it selects. Before there are indices they have a shape only: the least that would do.
+AttentionArgs attend_attention(const AttendArgs&);
 
 }  // namespace sic::slicing
