@@ -76,7 +76,11 @@ class Check {
   int device_id_;
   bool device_values_;
   void* stream_;
-  mutable std::vector<std::unique_ptr<char[]>> copies_;
+  struct HostCopy {
+    TensorView of;
+    std::unique_ptr<char[]> bytes;
+  };
+  mutable std::vector<HostCopy> copies_;
 };
 
 }  // namespace sic

@@ -129,4 +129,20 @@ SIC_HD inline void from_float(float x, f8_t& out) {
   }
 }
 
+// Calls body(element type) with a value of the storage type of dtype (f32, f16, bf16, f8e4m3).
+// Inlined, so that what the body is compiled for stays with its caller.
+template <class Body>
+__attribute__((always_inline)) inline void with_float_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::f32:
+      return body(float{});
+    case DType::f16:
+      return body(f16_t{});
+    case DType::bf16:
+      return body(bf16_t{});
+    default:
+      return body(f8_t{});
+  }
+}
+
 }  // namespace sic

@@ -5,21 +5,6 @@
 
 namespace sic::cpu::SIC_ISA {
 
-// Calls body(element type) with a value of the storage type of dtype (f32, f16, bf16, f8e4m3).
-template <class Body>
-SIC_INLINE void with_float_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::f32:
-      return body(float{});
-    case DType::f16:
-      return body(f16_t{});
-    case DType::bf16:
-      return body(bf16_t{});
-    default:
-      return body(f8_t{});
-  }
-}
-
 template <class T>
 SIC_INLINE void load_row(const T* p, int64_t n, float factor, float* out) {
   int64_t i = 0;

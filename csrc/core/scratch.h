@@ -29,21 +29,21 @@ class CallScratch {
 // large cache otherwise miss the TLB at nearly every read.
 bool advise_huge_pages(void* data, int64_t bytes);
 
-// Hands out aligned parts of one block, in order.
+// Hands out aligned parts of one aligned block, in order. Without a block it measures.
 class Carver {
  public:
-  explicit Carver(char* base) : base_(base) {}
+  explicit Carver(void* base, int64_t alignment = 64) : base_(static_cast<char*>(base)), alignment_(alignment) {}
   template <class T>
   T* take(int64_t count) {
     T* p = reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + alignment_ - 1) / alignment_ * alignment_;
     return p;
   }
   int64_t used() const { return used_; }
 
  private:
   char* base_;
-  int64_t used_ = 0;
+  int64_t alignment_, used_ = 0;
 };
 
 }  // namespace sic

@@ -268,7 +268,7 @@ void append_kv(const slicing::AppendKvArgs& a, const Exec& exec) {
   const Params p = make_params(a, enter_rows(a, exec));
   const int64_t items = p.winners.rows * p.heads;
   const dim3 block(kThreads);
-  with_storage_type(a.k_cache.dtype, [&](auto type) {
+  with_float_type(a.k_cache.dtype, [&](auto type) {
     using Cache = decltype(type);
     const dim3 grid(blocks_for(items, kWarps * (32 / p.lanes)));
     if (a.bits.given()) {

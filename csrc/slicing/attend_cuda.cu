@@ -27,27 +27,6 @@ using slicing::SelectArgs;
 
 constexpr int kThreads = 256;
 
-// Parts of the workspace, one behind the other; without memory it measures.
-class Parts {
- public:
-  explicit Parts(void* memory) : memory_(static_cast<char*>(memory)) {}
-  template <class T>
-  T* take(int64_t count) {
-    used_ = ceil_div(used_, kWorkspaceAlignment) * kWorkspaceAlignment;
-    char* p = memory_ + used_;
-    used_ += count * static_cast<int64_t>(sizeof(T));
-    return reinterpret_cast<T*>(p);
-  }
-  HeadScores take_scores(const ScanTask& task, int64_t width) {
-    return head_scores(task, width, true, true, memory_, used_);
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* memory_;
-  int64_t used_ = 0;
-};
-
 // The selection's scores where they lie in the workspace: [B,T,Hkv,units], rows `stride` elements apart.
 SelectArgs selection_of(const AttendArgs& a, void* scores, DType type, int64_t stride) {
   SelectArgs s = slicing::attend_selection(a);
@@ -67,8 +46,8 @@ struct TokenScan {
   HeadScores scores;
   char* scan_memory;
 
-  TokenScan(const AttendArgs& args, Parts& parts) : a(args), scan(scan_task(scan_args(args))) {
-    scores = parts.take_scores(scan, args.attention.max_seq_len);
+  TokenScan(const AttendArgs& args, Carver& parts) : a(args), scan(scan_task(scan_args(args))) {
+    scores = head_scores(scan, args.attention.max_seq_len, true, true, parts);
     scan_memory = parts.take<char>(scan_scratch(scan));
   }
 
@@ -90,10 +69,7 @@ struct TokenScan {
   // Of the scores by plane 0.
   JoinTask first_join() const {
     const AttentionArgs& c = a.attention;
-    JoinTask j;
-    j.scores = scores.first, j.stride = scores.stride, j.top = scores.top, j.weight = scores.weight;
-    j.B = scan.B, j.T = scan.T, j.Hkv = scan.Hkv, j.G = scan.G, j.seq_lens = scan.seq_lens;
-    j.pool = two_stage() ? Pool::max : a.pool;
+    JoinTask j = join_task(scan, scores, two_stage() ? Pool::max : a.pool);
     j.width = c.max_seq_len, j.window = c.window;
     if (c.key_bias.given()) j.bias = c.key_bias.as<const float>(), j.bias_stride = c.key_bias.stride[0];
     return j;
@@ -129,7 +105,7 @@ struct RowChain {
     return rows_fit(a.attention.max_seq_len, a.attention.q.shape[2] / a.attention.kv.k_cache.shape[1]);
   }
 
-  RowChain(const AttendArgs& args, Parts& parts) : tokens(args, parts) {
+  RowChain(const AttendArgs& args, Carver& parts) : tokens(args, parts) {
     const int64_t S = args.attention.max_seq_len;
     if (args.keep.given()) {
       const int64_t queries = int64_t{tokens.scan.B} * tokens.scan.T;
@@ -168,7 +144,7 @@ struct RowChain {
   }
 };
 
-// Rows too long for that, or too few: step by step, many blocks a row.
+// Rows too long for that: step by step, many blocks a row.
 struct TokenChain {
   TokenScan tokens;
   int32_t* fine_top;  // of the shortlist's scores by both planes
@@ -177,7 +153,7 @@ struct TokenChain {
   uint8_t* marks;   // [B,T,Hkv,S]: the shortlist
   char *select_memory, *unread_memory;
 
-  TokenChain(const AttendArgs& args, Parts& parts) : tokens(args, parts) {
+  TokenChain(const AttendArgs& args, Carver& parts) : tokens(args, parts) {
     const int64_t S = args.attention.max_seq_len, heads = tokens.scan.head_rows();
     fine_top = parts.take<int32_t>(heads);
     fine_weight = parts.take<unsigned long long>(heads);
@@ -248,7 +224,7 @@ struct PageChain {
   char *score_memory, *select_memory, *unread_memory;
   int64_t score_bytes;
 
-  PageChain(const AttendArgs& args, Parts& parts) : a(args) {
+  PageChain(const AttendArgs& args, Carver& parts) : a(args) {
     const TensorView& q = args.attention.q;
     M = ceil_div(args.attention.max_seq_len, page());
     scores = parts.take<float>(q.shape[0] * q.shape[1] * args.attention.kv.k_cache.shape[1] * M);
@@ -286,11 +262,6 @@ struct PageChain {
 
 // ---- the result ----
 
-AttentionArgs sliced(const AttendArgs& a) {
-  AttentionArgs c = a.attention;
-  c.selected = {a.indices, a.counts, a.summary.given() ? slicing::Unit::page : slicing::Unit::token};
-  return c;
-}
 AttentionArgs dense(const AttendArgs& a) {
   AttentionArgs c = a.attention;
   c.selected = {};
@@ -332,13 +303,13 @@ void attend_dense(const AttendArgs& a, const Exec& exec) {
 // The chain's own parts, then the partial results of attention.
 template <class Chain>
 void attend_sliced(const AttendArgs& a, const Exec& exec) {
-  Parts parts(exec.workspace.data);
+  Carver parts(exec.workspace.data, kWorkspaceAlignment);
   const Chain chain(a, parts);
   void* partials = parts.take<char>(0);
   chain.run(exec.stream);
   AttentionExtras extras;
   extras.mass = omitted_mass(a);
-  run_attention(sliced(a), extras, partials, exec.stream);
+  run_attention(slicing::attend_attention(a), extras, partials, exec.stream);
   if (a.max_omitted_mass > 1) return;
   AttentionExtras again;
   again.only = {RowBytes::of(a.status), slicing::kFallbackMass};
@@ -347,17 +318,10 @@ void attend_sliced(const AttendArgs& a, const Exec& exec) {
 
 template <class Chain>
 int64_t sliced_bytes(const AttendArgs& a) {
-  Parts parts(nullptr);
+  Carver parts(nullptr, kWorkspaceAlignment);
   const Chain chain(a, parts);
-  parts.take<char>(0);
-  AttentionArgs c = sliced(a);
-  if (!a.indices.given()) {  // measuring before the outputs exist
-    const TensorView& q = a.attention.q;
-    c.selected.indices =
-        view_of(nullptr, DType::i32, q.shape[0], q.shape[1], c.kv.k_cache.shape[1], slicing::attend_capacity(a));
-  }
   const int64_t again = a.max_omitted_mass > 1 ? 0 : attention_partials(dense(a));
-  return parts.used() + std::max(attention_partials(c), again);
+  return parts.used() + std::max(attention_partials(slicing::attend_attention(a)), again);
 }
 
 }  // namespace

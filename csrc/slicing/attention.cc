@@ -6,6 +6,12 @@ SIC_OP_KERNELS(sliced_attention, slicing::AttentionArgs)
 
 namespace sic::slicing {
 
+int64_t listed_tokens(const AttentionArgs& a) {
+  if (!a.selected.indices.given()) return a.max_seq_len;
+  const int64_t unit = a.selected.unit == Unit::page ? std::max<int64_t>(1, a.kv.k_cache.shape[2]) : 1;
+  return std::min(a.selected.indices.shape[3], ceil_div(a.max_seq_len, unit)) * unit;
+}
+
 AttentionPlan plan_attention(const AttentionArgs& a) {
   AttentionPlan p;
   const int64_t B = a.q.shape[0], T = a.q.shape[1], Hkv = a.kv.k_cache.shape[1];
@@ -14,12 +20,7 @@ AttentionPlan plan_attention(const AttentionArgs& a) {
   p.tokens_per_task =
       a.selected.indices.given() ? 1 : std::max<int64_t>(1, std::min<int64_t>(T, kRowsPerTask / p.group));
   p.token_tasks = ceil_div(T, p.tokens_per_task);
-  int64_t listed = a.max_seq_len;
-  if (a.selected.indices.given()) {
-    const int64_t unit = a.selected.unit == Unit::page ? std::max<int64_t>(1, a.kv.k_cache.shape[2]) : 1;
-    listed = std::min(a.selected.indices.shape[3], ceil_div(a.max_seq_len, unit)) * unit;
-  }
-  p.splits = std::max<int64_t>(1, ceil_div(listed, kSplitTokens));
+  p.splits = std::max<int64_t>(1, ceil_div(listed_tokens(a), kSplitTokens));
   if (B * Hkv * p.token_tasks >= kTasksWithoutSplit) p.splits = 1;
   p.rows = B * T * a.q.shape[2];
   return p;

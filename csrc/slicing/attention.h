@@ -15,6 +15,7 @@ struct AttentionPlan {
   int64_t splits = 1;  // parallel splits a row; more than one needs workspace
   int64_t rows = 0;
 };
+int64_t listed_tokens(const AttentionArgs&);  // of the longest list that the shapes allow; dense, all positions
 AttentionPlan plan_attention(const AttentionArgs&);
 int64_t attention_workspace(const AttentionArgs&);  // of the CPU kernels: partial results of splits
 

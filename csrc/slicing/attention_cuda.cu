@@ -1,4 +1,5 @@
 // sliced_attention on CUDA: which kernel, how many blocks, what workspace.
+#include "slicing/attention.h"
 #include "slicing/attention_cuda.h"
 #include "slicing/attention_launch_cuda.cuh"
 #include "slicing/attention_merge_cuda.cuh"
@@ -20,12 +21,7 @@ SplitPlan plan_splits(const AttentionArgs& a) {
   const bool listed = a.selected.indices.given();
   plan.lists = listed ? T : 1;
   plan.list_rows = listed ? G : T * G;
-  int64_t slots = a.max_seq_len;
-  if (listed) {
-    const int64_t unit = a.selected.unit == Unit::page ? std::max<int64_t>(1, a.kv.k_cache.shape[2]) : 1;
-    slots = std::min(a.selected.indices.shape[3], ceil_div(a.max_seq_len, unit)) * unit;
-  }
-  plan.splits = std::max<int64_t>(1, ceil_div(slots, kSplit));
+  plan.splits = std::max<int64_t>(1, ceil_div(slicing::listed_tokens(a), kSplit));
   if (plan.splits == 1) return plan;
   const int64_t blocks = B * Hkv * plan.lists * ceil_div(plan.list_rows, 8);
   const int64_t partials = B * T * a.q.shape[2] * plan.splits;

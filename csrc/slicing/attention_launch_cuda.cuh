@@ -20,7 +20,6 @@ inline void launch_tiles(void (*kernel)(const AttentionParams), AttentionParams 
                          int64_t shared_bytes, void* stream) {
   p.list_tiles = static_cast<int32_t>(slicing::ceil_div(plan.list_rows, rows));
   const int64_t x = int64_t{p.lists} * p.list_tiles * p.Hkv * (p.serial ? 1 : p.splits);
-  if (x >= int64_t{1} << 31) throw Error("sliced_attention: more than 2^31 blocks for a sequence");
   const unsigned y = static_cast<unsigned>(std::min(p.B, 65535)),
                  z = static_cast<unsigned>(slicing::ceil_div(p.B, 65535));
   launch(kernel, dim3(grid_blocks(x), y, z), kAttentionWarps * 32, static_cast<size_t>(shared_bytes), stream, p);

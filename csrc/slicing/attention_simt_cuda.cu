@@ -30,7 +30,7 @@ void launch_simt(const AttentionParams& p, const SplitPlan& plan, void* stream) 
 }  // namespace
 
 void attend_on_cuda_cores(const AttentionParams& p, const SplitPlan& plan, DType cache, bool wide, void* stream) {
-  with_storage_type(cache, [&](auto type) {
+  with_float_type(cache, [&](auto type) {
     using T = decltype(type);
     wide ? launch_simt<T, true>(p, plan, stream) : launch_simt<T, false>(p, plan, stream);
   });

@@ -192,19 +192,4 @@ inline int row_access_bytes(const TensorView& v) {
   return bytes;
 }
 
-// Calls body(element type) with a value of the storage type of dtype (f32, f16, bf16, f8e4m3).
-template <class Body>
-inline void with_storage_type(DType dtype, Body body) {
-  switch (dtype) {
-    case DType::f32:
-      return body(float{});
-    case DType::f16:
-      return body(f16_t{});
-    case DType::bf16:
-      return body(bf16_t{});
-    default:
-      return body(f8_t{});
-  }
-}
-
 }  // namespace sic::gpu

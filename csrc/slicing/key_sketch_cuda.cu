@@ -186,7 +186,7 @@ void key_sketch(const slicing::KeySketchArgs& a, const Exec& exec) {
   p.parts = static_cast<int>(std::clamp<int64_t>(slicing::ceil_div(p.positions, kTask * kWarps), 1, kMaxParts));
   p.wide_keys = groups_aligned(a.k_cache);
   p.word_stores = page % kTask == 0 && row_access_bytes(a.bits) >= 4;
-  with_storage_type(a.k_cache.dtype, [&](auto type) {
+  with_float_type(a.k_cache.dtype, [&](auto type) {
     with_sketch_row(D, [&](auto sets, auto uniform) {
       launch(key_sketch_kernel<decltype(type), decltype(sets)::value, decltype(uniform)::value>,
              dim3(grid_blocks(B * Hkv * p.parts)), dim3(kThreads), 0, exec.stream, p);

@@ -104,7 +104,7 @@ void merge(const Parts& parts, bool wide_parts, const TensorView& out, const Ten
   p.D = static_cast<int>(out.shape[2]), p.lanes = lanes_per_row(p.D);
   p.wide_parts = wide_parts, p.wide_out = groups_aligned(out);
   const int64_t blocks = slicing::ceil_div(p.rows, kWarps * (32 / p.lanes));
-  with_storage_type(out.dtype, [&](auto type) {
+  with_float_type(out.dtype, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>)
       launch(merge_kernel<decltype(type), Parts>, dim3(grid_blocks(blocks)), dim3(kThreads), 0, exec.stream, p);
   });

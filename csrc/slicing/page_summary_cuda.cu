@@ -51,7 +51,7 @@ void page_summary(const slicing::PageSummaryArgs& a, const Exec& exec) {
   p.positions = M * page;
   p.heads = static_cast<int>(Hkv);
   p.parts = static_cast<int>(std::clamp<int64_t>(slicing::ceil_div(M, kWarps), 1, kMaxParts));
-  with_storage_type(a.k_cache.dtype, [&](auto type) {
+  with_float_type(a.k_cache.dtype, [&](auto type) {
     launch(page_summary_kernel<decltype(type)>, dim3(grid_blocks(B * Hkv * p.parts)), dim3(kThreads), 0, exec.stream,
            p);
   });

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kScanThreads)
 void launch_prepare(const ScanTask& a, const ScanQueries& queries, const HeadScores& scores, void* stream) {
   const int lanes = std::min(32, lanes_per_row(a.D));
   const int64_t rows = a.units() * queries.columns, in_block = kPrepareWarps * (32 / lanes);
-  with_storage_type(a.q_type, [&](auto type) {
+  with_float_type(a.q_type, [&](auto type) {
     with_sketch_row(a.D, [&](auto sets, auto uniform) {
       if constexpr (!std::is_same_v<decltype(type), f8_t>)
         launch(scan_prepare<decltype(type), decltype(sets)::value, decltype(uniform)::value>,
@@ -201,22 +201,17 @@ void launch_prepare(const ScanTask& a, const ScanQueries& queries, const HeadSco
 
 ScanQueries scan_queries(const ScanTask& a, bool fragments, void* memory, int64_t* used) {
   ScanQueries q;
-  char* base = static_cast<char*>(memory);
-  int64_t bytes = 0;
-  const auto take = [&](auto*& p, int64_t count) {
-    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(base + bytes);
-    bytes += (count * static_cast<int64_t>(sizeof *p) + 15) / 16 * 16;
-  };
+  Carver carve(memory, 16);
   q.row_bytes = static_cast<int32_t>(slicing::sketch_row_bytes(a.D)), q.steps = a.D / 32;
   q.columns = a.columns();
   if (fragments) q.columns = q.columns <= 8 ? 8 : (q.columns + 15) / 16 * 16;
   if (fragments)
-    take(q.fragments, a.units() * q.columns * q.steps * 32);
+    q.fragments = carve.take<int8_t>(a.units() * q.columns * q.steps * 32);
   else
-    take(q.rows, a.units() * q.columns * q.row_bytes);
-  take(q.factors, a.units() * q.columns);
-  take(q.sums, a.units() * q.columns);
-  if (used) *used = bytes;
+    q.rows = carve.take<uint2>(a.units() * q.columns * q.row_bytes);
+  q.factors = carve.take<float2>(a.units() * q.columns);
+  q.sums = carve.take<int32_t>(a.units() * q.columns);
+  if (used) *used = carve.used();
   return q;
 }
 
@@ -234,28 +229,21 @@ ScanTask scan_task(const slicing::SketchScoreArgs& a) {
   return s;
 }
 
-HeadScores head_scores(const ScanTask& a, int64_t width, bool first, bool second, char* memory, int64_t& used) {
+HeadScores head_scores(const ScanTask& a, int64_t width, bool first, bool second, Carver& carve) {
   HeadScores s;
   s.stride = (width + 63) / 64 * 64;
   const int64_t rows = a.head_rows();
-  const auto take = [&](auto*& p, int64_t count) {
-    used = (used + 255) / 256 * 256;
-    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + used);
-    used += count * static_cast<int64_t>(sizeof *p);
-  };
-  if (first) take(s.first, rows * s.stride);
-  if (second) take(s.second, rows * s.stride);
-  take(s.top, rows);
-  take(s.weight, rows);
+  if (first) s.first = carve.take<int16_t>(rows * s.stride);
+  if (second) s.second = carve.take<int16_t>(rows * s.stride);
+  s.top = carve.take<int32_t>(rows);
+  s.weight = carve.take<unsigned long long>(rows);
   return s;
 }
 
-JoinTask join_task(const ScanTask& a, const HeadScores& scores, slicing::Pool pool, const TensorView& out) {
+JoinTask join_task(const ScanTask& a, const HeadScores& scores, slicing::Pool pool) {
   JoinTask j;
   j.scores = scores.first, j.stride = scores.stride, j.top = scores.top, j.weight = scores.weight;
   j.B = a.B, j.T = a.T, j.Hkv = a.Hkv, j.G = a.G, j.pool = pool, j.seq_lens = a.seq_lens;
-  j.width = out.shape[3], j.out = out.as<int16_t>();
-  for (int i = 0; i < 3; ++i) j.out_stride[i] = out.stride[i];
   return j;
 }
 

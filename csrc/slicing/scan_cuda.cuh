@@ -2,6 +2,7 @@
 // for listed ones. Integers throughout; equal to scan_cpu.h in every score.
 #pragma once
 #include "core/gpu.cuh"
+#include "core/scratch.h"
 #include "slicing/device_views.cuh"
 #include "slicing/join_cuda.cuh"
 #include "slicing/slicing.h"
@@ -38,13 +39,38 @@ struct HeadScores {
   int64_t stride = 0;                    // a multiple of 64; scores beyond the visible are not defined
 };
 
-// Carves room for `width` scores a row out of memory; null measures. Advances `used`.
-HeadScores head_scores(const ScanTask&, int64_t width, bool first, bool second, char* memory, int64_t& used);
+// Room for `width` scores a row.
+HeadScores head_scores(const ScanTask&, int64_t width, bool first, bool second, Carver&);
 
-// Joins scores.first over the visible positions, to out [B,T,Hkv,width].
-JoinTask join_task(const ScanTask&, const HeadScores&, slicing::Pool, const TensorView& out);
+// Joins scores.first over the visible positions, to an output that is still to be given.
+JoinTask join_task(const ScanTask&, const HeadScores&, slicing::Pool);
 
 int64_t scan_scratch(const ScanTask&);  // bytes, for the queries
+
+// The workspace of an op that only scores; without memory it measures.
+struct ScoreScratch {
+  ScanTask task;
+  HeadScores scores;
+  char* queries;
+  int64_t bytes;
+
+  // width, first, second: as head_scores takes them.
+  ScoreScratch(const slicing::SketchScoreArgs& a, int64_t width, bool first, bool second, void* memory)
+      : task(scan_task(a)) {
+    Carver carve(memory, kWorkspaceAlignment);
+    scores = head_scores(task, width, first, second, carve);
+    queries = carve.take<char>(scan_scratch(task));
+    bytes = carve.used();
+  }
+  // The join into the op's out [B,T,Hkv,width].
+  JoinTask join(const slicing::SketchScoreArgs& a) const {
+    JoinTask j = join_task(task, scores, a.pool);
+    j.width = a.out.shape[3], j.out = a.out.as<int16_t>();
+    for (int i = 0; i < 3; ++i) j.out_stride[i] = a.out.stride[i];
+    return j;
+  }
+};
+
 // Two launches. Fills first, second if given, top, and zeroes weight.
 void launch_scan(const ScanTask&, const HeadScores&, void* scratch, void* stream);
 // Scores by both planes of listed positions, to second; top of them. list.indices [B,T,Hkv,width].

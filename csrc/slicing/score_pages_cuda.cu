@@ -322,7 +322,7 @@ int64_t score_pages_workspace(const slicing::ScorePagesArgs& a) {
 void score_pages(const slicing::ScorePagesArgs& a, const Exec& exec) {
   const Params p = make_params(a, exec);
   const int64_t B = a.q.shape[0];
-  with_storage_type(a.summary.dtype, [&](auto type) {
+  with_float_type(a.summary.dtype, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>) launch_scores<decltype(type)>(p, B, exec.stream);
   });
   const int64_t parts = slicing::ceil_div(p.M, kThreads);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/scratch.h"
 #include "slicing/select_rows_cuda.cuh"
 
 namespace sic::gpu {
@@ -35,28 +36,28 @@ int key_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 Scratch scratch_of(const SelectTask& a, void* memory) {
   Scratch s;
-  char* base = static_cast<char*>(memory);
-  const auto take = [&](auto*& p, int64_t count) {
-    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(base + s.bytes);
-    s.bytes += (count * static_cast<int64_t>(sizeof *p) + 15) / 16 * 16;
-  };
+  Carver carve(memory, 16);
   const int64_t rows = a.rows(), digits = key_bytes(a.dtype), slot_units = 16 / digits;
   const bool in_chunks = rows < kFewRows && a.N > kOneBlockUnits;
-  s.zeroed = base;
-  if (a.keep_count > 0) take(s.keep.forced, int64_t{a.B} * a.T);
+  s.zeroed = memory;
+  if (a.keep_count > 0) s.keep.forced = carve.take<int32_t>(int64_t{a.B} * a.T);
   if (in_chunks) {
-    take(s.count, rows * digits * kDigits);
-    if (a.top_p < 1) take(s.top, rows), take(s.weight, rows * digits * (kDigits + 1));
+    s.count = carve.take<uint32_t>(rows * digits * kDigits);
+    if (a.top_p < 1) {
+      s.top = carve.take<uint32_t>(rows);
+      s.weight = carve.take<unsigned long long>(rows * digits * (kDigits + 1));
+    }
   }
-  s.zeroed_bytes = s.bytes;
-  if (a.keep_count > 0) take(s.keep.bits, int64_t{a.B} * a.T * ((a.N + 31) / 32));
+  s.zeroed_bytes = carve.used();
+  if (a.keep_count > 0) s.keep.bits = carve.take<uint32_t>(int64_t{a.B} * a.T * ((a.N + 31) / 32));
   if (in_chunks) {
     const int64_t slots = (a.N + 2 * slot_units - 2) / slot_units;  // wherever a row begins in its first
     const int64_t share = slots * rows / (2 * kFewRows);
     s.chunk_slots = static_cast<int32_t>((share / kChunkThreads + 1) * kChunkThreads);
     s.chunks = static_cast<int32_t>((slots + s.chunk_slots - 1) / s.chunk_slots);
-    take(s.chunk_counts, rows * s.chunks);
+    s.chunk_counts = carve.take<uint2>(rows * s.chunks);
   }
+  s.bytes = carve.used();
   return s;
 }
 
@@ -259,7 +260,7 @@ void launch_select(const SelectTask& a, void* scratch, void* stream) {
   memset_async(s.zeroed, 0, static_cast<size_t>(s.zeroed_bytes), stream);
   launch_select_keep(a, s.keep, stream);
   if (a.dtype == DType::i16) return launch_typed<int16_t>(a, s, stream);
-  with_storage_type(a.dtype, [&](auto type) {
+  with_float_type(a.dtype, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>) launch_typed<decltype(type)>(a, s, stream);
   });
 }

@@ -193,7 +193,7 @@ void launch_unread_tokens(const UnreadTask& a, const UnreadScores& u, void* scra
 void launch_unread_pages(const UnreadTask& a, const UnreadPages& u, void* scratch, void* stream) {
   const auto page = static_cast<int32_t>(u.pages.split.page);
   const Spans spans = make_spans(slicing::ceil_div(a.positions, page), kPageSpan, scratch);
-  with_storage_type(u.type, [&](auto type) {
+  with_float_type(u.type, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), f8_t>)
       launch(unread_pages<decltype(type)>, span_grid(a, spans), dim3(kThreads),
              sizeof(float) * static_cast<size_t>(a.D), stream, a, u, spans);

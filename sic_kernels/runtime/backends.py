@@ -79,8 +79,6 @@ def _why_not_cuda() -> str | None:
 def _why_not_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install 'sic_kernels[triton]'"
-    if importlib.util.find_spec("sic_kernels.slicing.triton_kernels") is None:
-        return "this version has no Triton kernels yet"
     if os.environ.get("TRITON_INTERPRET") == "1":  # tests: Triton's interpreter, on CPU tensors; never chosen by itself
         return None
     return None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
