@@ -9,6 +9,7 @@
 
 namespace sic::bind {
 void bind_slicing(py::module_&);
+void bind_delta(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
 #endif
@@ -27,6 +28,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   namespace py = pybind11;
   sic::bind::register_errors();
   sic::bind::bind_slicing(m);
+  sic::bind::bind_delta(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);
 #endif

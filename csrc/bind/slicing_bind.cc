@@ -1,10 +1,7 @@
 // The slicing ops for Python: objects become argument structs, missing outputs are allocated once the inputs are
 // checked.
-#include <pybind11/stl.h>
-#include <cmath>
-#include <optional>
-
 #include "bind/call.h"
+#include "bind/defaults.h"
 #include "slicing/attention.h"
 #include "slicing/sketch.h"
 #include "slicing/validate.h"
@@ -13,19 +10,6 @@ namespace sic::bind {
 namespace {
 
 using namespace slicing;
-using Number = std::optional<double>;
-using Count = std::optional<int64_t>;
-
-float default_scale(Number scale, const TensorView& q) {
-  return scale ? static_cast<float>(*scale)
-               : static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.rank > 0 ? q.shape[q.rank - 1] : 1)));
-}
-
-int64_t positions(const TensorView& block_table, int64_t page) {
-  return block_table.rank == 2 ? block_table.shape[1] * page : page;
-}
-
-int64_t dim(const TensorView& v, int axis) { return axis < v.rank ? v.shape[axis] : 0; }
 
 py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots,
                     py::handle k_scale, py::handle v_scale, py::handle bits, py::handle norm, py::handle centre,

@@ -31,9 +31,7 @@ int64_t attention_workspace(const AttentionArgs& a) {
   return p.splits == 1 ? 0 : p.rows * p.splits * (a.kv.v_cache.shape[3] + 2) * int64_t{4};
 }
 
-CacheDims check_attention(const Check& check, const AttentionArgs& a) {
-  const CacheDims d = check_kv(check, a.kv);
-  check_query(check, a.q, d, a.kv.k_cache.shape[3]);
+void check_attention_extras(const Check& check, const AttentionArgs& a, const CacheDims& d) {
   const int64_t T = a.q.shape[1], Hq = a.q.shape[2];
   check_max_seq_len(check, a.max_seq_len, d, a.kv.seq_lens);
   if (a.selected.indices.given() || a.selected.counts.given()) check_selection(check, a.selected, d, T, a.kv.seq_lens);
@@ -46,6 +44,12 @@ CacheDims check_attention(const Check& check, const AttentionArgs& a) {
   check.value(a.softcap >= 0, "softcap", a.softcap, "0 (none) or more");
   check.value(a.window >= 0, "window", double(a.window), "0 (none) or more positions");
   check.value(a.scale == a.scale, "scale", a.scale, "a number");
+}
+
+CacheDims check_attention(const Check& check, const AttentionArgs& a) {
+  const CacheDims d = check_kv(check, a.kv);
+  check_query(check, a.q, d, a.kv.k_cache.shape[3]);
+  check_attention_extras(check, a, d);
   return d;
 }
 

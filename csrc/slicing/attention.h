@@ -20,6 +20,8 @@ AttentionPlan plan_attention(const AttentionArgs&);
 int64_t attention_workspace(const AttentionArgs&);  // of the CPU kernels: partial results of splits
 
 CacheDims check_attention(const Check&, const AttentionArgs&);
+// All but queries and cache.
+void check_attention_extras(const Check&, const AttentionArgs&, const CacheDims&);
 void check_attention_outputs(const Check&, const AttentionArgs&);
 
 }  // namespace sic::slicing
