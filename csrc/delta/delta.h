@@ -16,9 +16,9 @@ using slicing::Selected;
 
 // Templates of the keys or of the values, and what the search for the nearest one needs of them.
 struct Templates {
-  TensorView centres;    // f16 [Hkv,n,D]
-  TensorView search;     // i8 [Hkv,n,D]: (centre - mean) / step
-  TensorView half_norm;  // f32 [Hkv,n]: |centre - mean|^2 / 2
+  TensorView centres;  // f16 [Hkv,n,D]
+  TensorView search;  // i8 [Hkv,ceil(n/16),ceil(D/4),16,4]: (centre - mean) / step, 4 channels of 16 templates together
+  TensorView half_norm;  // f32 [Hkv,16*ceil(n/16)]: |centre - mean|^2 / 2, infinite where there is no template
   TensorView mean;       // f32 [Hkv,D]
   TensorView step;       // f32 [Hkv]
   TensorView bound;      // f32 [Hkv]: rows whose squared error is larger are kept raw
@@ -27,8 +27,8 @@ struct Templates {
 
 // Position 64 i + j turns by hi[i] and lo[j]; undo is the inverse of hi. Without tables keys carry no positions.
 struct Rope {
-  TensorView lo;        // f32 [64,R/2,2]: cosine, sine
-  TensorView hi, undo;  // f32 [n,R/2,2]
+  TensorView lo;        // f32 [64,2,R/2]: cosines, sines
+  TensorView hi, undo;  // f32 [n,2,R/2]
   bool interleaved = false;
 };
 

@@ -17,8 +17,9 @@ void check_templates(const Check& check, const std::string& name, const Template
     check.contiguous(of("deviation").c_str(), t.deviation);
   }
   if (!encoding) return;
-  check.tensor(of("search").c_str(), t.search, DType::i8, {Hkv, n, D});
-  check.tensor(of("half_norm").c_str(), t.half_norm, DType::f32, {Hkv, n});
+  const int64_t groups = slicing::ceil_div(n, kLanes);
+  check.tensor(of("search").c_str(), t.search, DType::i8, {Hkv, groups, slicing::ceil_div(D, 4), kLanes, 4});
+  check.tensor(of("half_norm").c_str(), t.half_norm, DType::f32, {Hkv, groups * kLanes});
   check.tensor(of("mean").c_str(), t.mean, DType::f32, {Hkv, D});
   check.tensor(of("step").c_str(), t.step, DType::f32, {Hkv});
   check.tensor(of("bound").c_str(), t.bound, DType::f32, {Hkv});
@@ -29,11 +30,11 @@ void check_templates(const Check& check, const std::string& name, const Template
 
 void check_rope(const Check& check, const Rope& rope, int64_t Dk) {
   if (!rope.lo.given() && !rope.hi.given()) return;
-  check.tensor("rope.lo", rope.lo, DType::f32, {kRopeBlock, -1, 2});
-  const int64_t half = rope.lo.shape[1];
+  check.tensor("rope.lo", rope.lo, DType::f32, {kRopeBlock, 2, -1});
+  const int64_t half = rope.lo.shape[2];
   check.value(half >= 1 && 2 * half <= Dk, "rope.lo", double(2 * half), "2 to Dk rotary channels");
-  check.tensor("rope.hi", rope.hi, DType::f32, {-1, half, 2});
-  check.tensor("rope.undo", rope.undo, DType::f32, {rope.hi.shape[0], half, 2});
+  check.tensor("rope.hi", rope.hi, DType::f32, {-1, 2, half});
+  check.tensor("rope.undo", rope.undo, DType::f32, {rope.hi.shape[0], 2, half});
   check.value(rope.hi.shape[0] >= 1, "rope.hi", double(rope.hi.shape[0]), "at least one block of positions");
   check.contiguous("rope.lo", rope.lo);
   check.contiguous("rope.hi", rope.hi);
