@@ -13,11 +13,18 @@
 namespace sic::delta {
 
 constexpr int kLanes = 16;
-constexpr int kMaxTemplates = 256;  // an id is a byte
-constexpr int kMaxDim = 1024;       // integer dots stay exact in float
-constexpr int kTagBytes = 6;
+constexpr int kMaxTemplates = 256;      // an id is a byte
+constexpr int kMaxDim = 1024;           // integer dots stay exact in float
 constexpr uint16_t kRawScale = 0x7e00;  // a tag's k_scale that says: the row is raw, its code row begins with the entry
 constexpr int kRopeBlock = 64;          // positions that share a row of hi
+
+// Beside every code row; the scales are half precision.
+struct Tag {
+  uint16_t k_scale, v_scale;
+  uint8_t k_id, v_id;
+};
+constexpr int kTagBytes = 6;
+static_assert(sizeof(Tag) == kTagBytes);
 
 constexpr bool bits_allowed(int64_t bits) { return (bits >= 2 && bits <= 5) || bits == 8; }
 // The first field's width; what is left is one bit or none.

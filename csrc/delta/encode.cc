@@ -1,11 +1,41 @@
 // delta_encode: checks, then the backend.
-#include "core/paged.h"
+#include "delta/encode.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/scratch.h"
 #include "delta/validate.h"
 #include "slicing/sketch.h"
 
 SIC_OP_KERNELS(delta_encode, delta::EncodeArgs)
 
 namespace sic::delta {
+
+void last_slots(const TensorView& slots, int64_t* out) {
+  const int64_t N = slots.shape[0];
+  bool ascending = true;  // as most are: nothing to sort
+  for (int64_t i = 0; i < N; ++i) {
+    out[i] = index_at(slots, i * slots.stride[0]);
+    ascending = ascending && (i == 0 || out[i] > out[i - 1]);
+  }
+  if (ascending) return;
+  std::vector<std::pair<int64_t, int64_t>> rows;
+  for (int64_t i = 0; i < N; ++i)
+    if (out[i] >= 0) rows.emplace_back(out[i], i);
+  std::sort(rows.begin(), rows.end());
+  for (size_t i = 0; i + 1 < rows.size(); ++i)
+    if (rows[i].first == rows[i + 1].first) out[rows[i].second] = -1;
+}
+
+int64_t encode_workspace(const EncodeArgs& a) {
+  Carver parts(nullptr);
+  parts.take<int64_t>(a.k.shape[0]);
+  parts.take<int32_t>(a.k.shape[0] * a.k.shape[1]);
+  return parts.used();
+}
+
 namespace {
 
 void check_index(const Check& check, const EncodeArgs& a, const CodedDims& d) {
@@ -42,7 +72,11 @@ void check_outputs(const Check&, const EncodeArgs&) {}
 
 }  // namespace
 
-const Op<EncodeArgs> delta_encode{"delta_encode", check_inputs, check_outputs, SIC_KERNELS(delta_encode),
-                                  [](const EncodeArgs& a) { return a.k.size() == 0 && a.v.size() == 0; }};
+const Op<EncodeArgs> delta_encode{"delta_encode",
+                                  check_inputs,
+                                  check_outputs,
+                                  SIC_KERNELS(delta_encode),
+                                  [](const EncodeArgs& a) { return a.k.size() == 0 && a.v.size() == 0; },
+                                  encode_workspace};
 
 }  // namespace sic::delta

@@ -81,9 +81,12 @@ CodedDims check_coded(const Check& check, const Pages& p, const Codec& c, bool e
   check_codes(check, "pages.k_codes", p.k_codes, d, code_bytes(d.Dk, c.k_bits), encoding);
   check_codes(check, "pages.v_codes", p.v_codes, d, code_bytes(d.Dv, c.v_bits), encoding);
   check_codes(check, "pages.tags", p.tags, d, kTagBytes, encoding);
+  bool even = reinterpret_cast<uintptr_t>(p.tags.data) % 2 == 0;
+  for (int axis = 0; axis < 3; ++axis) even = even && (p.tags.shape[axis] <= 1 || p.tags.stride[axis] % 2 == 0);
+  check.require(even, "pages.tags", describe(p.tags) + " at odd addresses", "rows at even addresses");
   check.tensor("pages.raw", p.raw, kFloats, {-1, d.Dk + d.Dv});
   d.E = p.raw.shape[0];
-  check.value(d.E < (int64_t{1} << 31), "pages.raw", double(d.E), "fewer than 2^31 entries");
+  check.value(d.E < (int64_t{1} << 30), "pages.raw", double(d.E), "fewer than 2^30 entries");
   if (encoding) {
     check.output("pages.raw", p.raw, kFloats, {d.E, d.Dk + d.Dv});
     check.output("pages.raw_owner", p.raw_owner, DType::i64, {d.E});

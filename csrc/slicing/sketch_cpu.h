@@ -68,9 +68,17 @@ inline float tree_sum(float* v, int D) {
   float total = 0;
   for (int at = 0, n; at < D; at += n) {
     n = slicing::rotation_block(D - at);
-    for (int h = n / 2; h > 0; h /= 2)
-      for (int i = 0; i < h; ++i) v[at + i] += v[at + i + h];
-    total = at == 0 ? v[0] : total + v[at];
+    float* const x = v + at;
+    int h = n / 2;
+    for (; h >= W; h /= 2)
+      for (int i = 0; i < h; i += W) store(x + i, load(x + i) + load(x + i + h));
+    if (2 * h == W) {
+      x[0] = reduce_add(load(x));
+    } else {
+      for (; h > 0; h /= 2)
+        for (int i = 0; i < h; ++i) x[i] += x[i + h];
+    }
+    total = at == 0 ? x[0] : total + x[0];
   }
   return total;
 }
