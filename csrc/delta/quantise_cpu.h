@@ -83,15 +83,13 @@ SIC_INLINE vf load_part(const T* row, int d, int n) {
 // x less the mean, as integers within +-127; returns what one of them stands for. x, temp: padded with zeros.
 inline float to_search_integers(const HeadTemplates& t, const float* x, float* temp, int8_t* q) {
   vf largest = {};
-  vi odd = {};  // lanes with something that is no number
   for (int d = 0; d < t.D; d += W) {
     const vf v = load(x + d) - load_part(t.mean, d, t.D);
     store(temp + d, v);
-    odd |= vi(abs(v) <= splat(std::numeric_limits<float>::max())) == 0;
     largest = max(abs(v), largest);
   }
   const float top = reduce_max(largest);
-  const bool usable = top >= slicing::kSmallestQuery && !reduce(odd, [](int a, int b) { return a | b; });
+  const bool usable = top >= slicing::kSmallestQuery && top <= std::numeric_limits<float>::max();
   const vf inverse = splat(usable ? 127.0f / top : 0.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: rounds
   for (int d = 0; d < 4 * t.quads; d += W) {
     const vf v = max(min(load(temp + d) * inverse, splat(127.0f)), splat(-127.0f));
@@ -238,25 +236,30 @@ struct RowRoom {
   alignas(64) int32_t codes[kRow];
 };
 
-// room.y <- the rotated residual of room.x, zeros behind it; false if x has what is no number.
-inline bool residual(const HeadTemplates& t, int id, int64_t rotation, RowRoom& room) {
+// Zeros in place of what is no number; whether there was none.
+inline bool keep_finite(float* x, int D) {
+  vi odd = {};
+  for (int d = 0; d < D; d += W) odd |= vi(abs(load(x + d)) <= splat(std::numeric_limits<float>::max())) == 0;
+  if (!reduce(odd, [](int a, int b) { return a | b; })) return true;
+  for (int d = 0; d < D; ++d) x[d] = std::isfinite(x[d]) ? x[d] : 0.0f;
+  return false;
+}
+
+// room.y <- the rotated residual of room.x, zeros behind it.
+inline void residual(const HeadTemplates& t, int id, int64_t rotation, RowRoom& room) {
   const int D = t.D;
   const f16_t* centre = t.centres + int64_t{id} * D;
-  vi odd = {};
   for (int d = 0; d < D; d += W) {
-    const vf x = load(room.x + d);
-    odd |= vi(abs(x) <= splat(std::numeric_limits<float>::max())) == 0;
-    vf r = x - load_part(centre, d, D);
+    vf r = load(room.x + d) - load_part(centre, d, D);
     if (t.deviation) r = r / load_part(t.deviation, d, D);  // what it divides behind the end is overwritten
     store(room.y + d, r);
   }
   rotation == 0 ? rotate(room.y, D) : rotate_strided(room.y, D, static_cast<int>(rotation));
   for (int d = D; d < D + delta::kLanes; ++d) room.y[d] = 0;
-  return !reduce(odd, [](int a, int b) { return a | b; });
 }
 
-// The scale by least squares, and whether the row is well enough represented by it.
-inline void fit_scale(const HeadTemplates& t, float square, RowRoom& room, RowCode& row) {
+// The scale by least squares, and whether the row is well enough represented by it. used: whether any code is.
+inline void fit_scale(const HeadTemplates& t, float square, bool used, RowRoom& room, RowCode& row) {
   vf levels = {};  // exact in any order: integers below 2^24
   for (int d = 0; d < t.D; d += W) {
     const vf size = load(room.size + d);
@@ -264,29 +267,30 @@ inline void fit_scale(const HeadTemplates& t, float square, RowRoom& room, RowCo
     levels += size * size;
   }
   const float along = tree_sum(room.temp, t.D), sum = reduce_add(levels);
-  float scale = square > 0 && along > 0 ? along / sum : 0.0f;
-  if (!(scale < 65520.0f)) row.fits = false, scale = kMaxScale;  // it would round to infinity
   f16_t stored;
-  from_float(scale, stored);
+  from_float(used && along > 0 ? along / sum : 0.0f, stored);
+  const float s = to_float(stored), error = (square - (s + s) * along) + (s * s) * sum;
+  row.fits = row.fits && s <= kMaxScale && square <= std::numeric_limits<float>::max() && !(error > t.bound);
+  if (!(s <= kMaxScale)) from_float(kMaxScale, stored);
   row.scale = stored.bits;
-  const float s = to_float(stored);
-  row.fits = row.fits && !(square - 2.0f * s * along + s * s * sum > t.bound);
 }
 
-// room.x: the row (a key without its position) and zeros behind it, kept. rotation: 0 for that of values, else the
-// keys'.
+// room.x: the row (a key without its position) and zeros behind it. rotation: 0 for that of values, else the keys'.
 inline RowCode code_row(const HeadTemplates& t, int bits, int64_t rotation, RowRoom& room, uint8_t* codes) {
   const int D = t.D, padded = (D + delta::kLanes - 1) / delta::kLanes * delta::kLanes;
   RowCode row;
+  row.fits = keep_finite(room.x, D);
   const int id = nearest_template(t, room.x, room.temp);
   row.id = static_cast<uint8_t>(id);
-  row.fits = residual(t, id, rotation, room);
+  residual(t, id, rotation, room);
   for (int d = 0; d < D; d += W) store(room.temp + d, load(room.y + d) * load(room.y + d));
   const float square = tree_sum(room.temp, D), deviation = std::sqrt(square / static_cast<float>(D));
-  quantise(bits, room.y, deviation == 0 ? 0.0f : delta::units_of(bits) / deviation, padded, room.size, room.codes);
+  const bool used = deviation > 0 && deviation <= std::numeric_limits<float>::max();
+  if (!used) std::fill(room.y, room.y + padded, 0.0f);
+  quantise(bits, room.y, used ? delta::units_of(bits) / deviation : 0.0f, padded, room.size, room.codes);
   for (int d = D; d < padded; ++d) room.codes[d] = 0, room.size[d] = 0;
   pack_codes(room.codes, D, bits, codes);
-  fit_scale(t, square, room, row);
+  fit_scale(t, square, used, room, row);
   return row;
 }
 
