@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -53,9 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m sic_kernels {argv[0]}", description=about)
     module.add_arguments(parser)
     try:
-        return int(module.run(parser.parse_args(argv[1:])))
+        status = int(module.run(parser.parse_args(argv[1:])))
+        sys.stdout.flush()
+        return status
     except SicError as error:
         print(f"{argv[0]}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader has left, as in `doctor | head`: nothing more goes to stdout, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..runtime import bench_plot, bench_report, measure, roofline
+from ..runtime import backends, bench_plot, bench_report, measure, roofline
 from ..runtime.bench_report import Family
 from ..runtime.errors import SicError
 from ..slicing import benches as slicing
@@ -64,9 +64,13 @@ def run(args: argparse.Namespace) -> int:
         return _predict(families, args)
     if args.plot:
         bench_plot.require()
+        if not args.plot.absolute().parent.is_dir():
+            raise BenchError(f"--plot: got {str(args.plot)!r}, expected a file in a folder that is there")
     measure.ask_for_huge_pages()  # before any tensor
     device = _device(args.device)
+    backends.pick("bench", torch.empty(0, device=device))  # an operation that cannot run at all is said at once
     if device != "cpu" or args.builtin or not all(_suite_file(f).exists() for f in families):
+        _refuse(args, ("only", "save"), "they belong to the suite, which runs in a checkout on the CPU")
         report = builtin(families, args.quick, device)
     else:
         report = suite(families, args.quick, args.only, args.save)
@@ -84,12 +88,21 @@ def run(args: argparse.Namespace) -> int:
 def _predict(families: list[Family], args: argparse.Namespace) -> int:
     if args.plot:
         raise BenchError("--plot shows measurements: it does not go with --predict")
+    _refuse(args, ("quick", "builtin", "only", "save"), "--predict measures nothing")
     report = prediction(families, args.predict)
     if args.json:
         print(json.dumps(report, indent=1))
     else:
         show(bench_report.prediction_parts(report))
     return 0
+
+
+def _refuse(args: argparse.Namespace, options: tuple[str, ...], why: str) -> None:
+    """An error for options that would be ignored."""
+    flags = {"only": "-k"}
+    given = [flags.get(name, f"--{name}") for name in options if getattr(args, name)]
+    if given:
+        raise BenchError(f"{', '.join(given)}: not possible here: {why}")
 
 
 def _device(name: str) -> str:

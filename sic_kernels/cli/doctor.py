@@ -21,7 +21,7 @@ from typing import Any
 from .._version import __version__
 from ..runtime import config, probe
 from ..runtime.errors import SicError
-from .cmakedir import cmake_dir
+from .cmakedir import cmake_dir, native_remedy
 
 # import name -> (distribution, needed for, how to get it)
 PACKAGES = {
@@ -47,7 +47,6 @@ TOOLS = {
 
 _VERSION = re.compile(r"\d+\.\d+")
 NATIVE_FACTS = ("isa", "supported_isas", "num_threads", "thread_pool", "has_cuda")  # functions of the native module
-NATIVE_REMEDY = "pip install . (or make build) in the source tree"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,13 +107,13 @@ def _native() -> dict[str, Any]:
         answer["cmakedir_error"] = str(error)
     spec = importlib.util.find_spec("sic_kernels._C")
     if spec is None:
-        return {**answer, "error": "sic_kernels._C is not there", "remedy": NATIVE_REMEDY}
+        return {**answer, "error": "sic_kernels._C is not there", "remedy": native_remedy()}
     answer |= {"built": True, "path": spec.origin}
     try:
         native = importlib.import_module("sic_kernels.runtime.native").module()
     except (SicError, ImportError, AttributeError) as error:
         missing = getattr(error, "name", None)
-        remedy = PACKAGES[missing][2] if missing in PACKAGES else NATIVE_REMEDY
+        remedy = PACKAGES[missing][2] if missing in PACKAGES else native_remedy()
         return {**answer, "error": f"{type(error).__name__}: {error}", "remedy": remedy}
     facts = {name: getattr(native, name)() for name in NATIVE_FACTS if hasattr(native, name)}
     return {**answer, "loads": True, **facts}

@@ -5,15 +5,23 @@ one sequence alone and inside batches.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+
+from ..runtime.errors import SicError
 
 HEADS, GROUP, DIM, PAGE, TOKENS = 2, 4, 64, 16, 2000
 BATCHES = (1, 2, 8)
+
+
+class DeterminismError(SicError):
+    """A process could not run the operations."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +53,10 @@ def _in_process(args: argparse.Namespace, threads: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "sic_kernels", "verify-determinism", "--worker"]
     command += ["--runs", str(args.runs), "--backend", args.backend]
     done = subprocess.run(
-        command, env={**os.environ, "SIC_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, text=True, check=True
+        command, env={**os.environ, "SIC_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, text=True, check=False
     )
+    if done.returncode:  # its own message is on stderr
+        raise DeterminismError(f"the process with {threads} threads ended with status {done.returncode}")
     return json.loads(done.stdout)
 
 
@@ -96,8 +106,8 @@ def _same_rows(small: Any, large: Any, batch: int) -> bool:
     return all(same_bits(a, b[:batch]) for a, b in zip(small, large))
 
 
-def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
-    """operation -> call that returns its tensors. Sequence i is the same whatever the batch."""
+def _problem(batch: int) -> SimpleNamespace:
+    """Inputs of the operations. Sequence i is the same whatever the batch."""
     import torch
 
     from .. import slicing
@@ -114,22 +124,66 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
 
     params = slicing.calibrate(k.transpose(1, 2).reshape(-1, HEADS, DIM))
     sketch = slicing.key_sketch(k, table, lens, params)
-    summary = slicing.page_summary(k, table, lens)
+    scores = slicing.score_tokens(q, sketch, table, lens)
+    chosen = slicing.select(scores, lens, unit="token", page_size=PAGE)
+    states = [slicing.sliced_attention(q, k, v, table, lens, selection) for selection in (chosen, None)]
+    return SimpleNamespace(
+        q=q, k=k, v=v, table=table, lens=lens, sketch=sketch, scores=scores, chosen=chosen,
+        rows=k.view(wide, pages_each, HEADS, PAGE, DIM).transpose(1, 2).reshape(wide, HEADS, -1, DIM)[:batch],
+        summary=slicing.page_summary(k, table, lens),
+        outs=torch.stack([out for out, _ in states]), lses=torch.stack([lse for _, lse in states]),
+    )  # fmt: skip
+
+
+def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
+    """operation -> call that returns its tensors."""
+    import torch
+
+    from .. import slicing
+
+    p = _problem(batch)
+    paged = (p.table, p.lens)
     forced: dict[str, Any] = {"backend": None if backend == "auto" else backend}
-    chosen = slicing.select(slicing.score_tokens(q, sketch, table, lens), lens, unit="token", page_size=PAGE)
+
+    def key_sketch() -> tuple:
+        got = slicing.key_sketch(p.rows, None, p.lens, p.sketch.params, **forced)
+        return got.bits, got.norm
+
+    def append_kv() -> tuple:
+        keys, values, bits, norm = (torch.zeros_like(x) for x in (p.k, p.v, p.sketch.bits, p.sketch.norm))
+        index = dataclasses.replace(p.sketch, bits=bits, norm=norm)
+        slots = torch.arange(batch) * PAGE  # sequence i into page i
+        slicing.append_kv(p.k[:batch, :, 0], p.v[:batch, :, 0], keys, values, slots, index=index, **forced)
+        return keys[:batch], values[:batch], bits[:batch], norm[:batch]
+
+    def refine_tokens() -> tuple:
+        return (slicing.refine_tokens(p.q, p.sketch, p.chosen, *paged, **forced),)
+
+    def select() -> tuple:
+        got = slicing.select(p.scores, p.lens, unit="token", page_size=PAGE, **forced)
+        return got.indices, got.counts
+
+    def gather() -> tuple:
+        keys, values, starts = slicing.gather(p.k, p.v, *paged, p.chosen, **forced)
+        return keys[None, : starts[HEADS]], values[None, : starts[HEADS]]  # rows are packed: those of sequence 0
 
     def attend() -> tuple:
-        got = slicing.attend(q, k, v, sketch, table, lens, **forced)
+        got = slicing.attend(p.q, p.k, p.v, p.sketch, *paged, **forced)
         assert got.selection is not None  # only a dense layer has none
         return got.out, got.lse, got.selection.indices, got.selection.counts, got.omitted_mass, got.status
 
     return {
-        "score_tokens": lambda: (slicing.score_tokens(q, sketch, table, lens, **forced),),
-        "score_pages": lambda: (slicing.score_pages(q, summary, table, lens, page_size=PAGE, **forced),),
-        "refine_tokens": lambda: (
-            slicing.refine_tokens(q, sketch, candidates=chosen, block_table=table, seq_lens=lens, **forced),
-        ),
-        "sliced_attention": lambda: tuple(slicing.sliced_attention(q, k, v, table, lens, chosen, **forced)),
-        "dense_attention": lambda: tuple(slicing.sliced_attention(q, k, v, table, lens, **forced)),
+        "key_sketch": key_sketch,
+        "page_summary": lambda: (slicing.page_summary(p.rows, None, p.lens, **forced),),
+        "append_kv": append_kv,
+        "score_tokens": lambda: (slicing.score_tokens(p.q, p.sketch, *paged, **forced),),
+        "score_pages": lambda: (slicing.score_pages(p.q, p.summary, *paged, page_size=PAGE, **forced),),
+        "refine_tokens": refine_tokens,
+        "select": select,
+        "gather": gather,
+        "sliced_attention": lambda: tuple(slicing.sliced_attention(p.q, p.k, p.v, *paged, p.chosen, **forced)),
+        "dense_attention": lambda: tuple(slicing.sliced_attention(p.q, p.k, p.v, *paged, **forced)),
+        "merge_states": lambda: tuple(slicing.merge_states(p.outs[0], p.lses[0], p.outs[1], p.lses[1], **forced)),
+        "merge_many": lambda: tuple(slicing.merge_many(p.outs, p.lses, **forced)),
         "attend": attend,
     }

@@ -71,7 +71,7 @@ def blocks(D: int) -> list[int]:
     return [1 << bit for bit in range(D.bit_length() - 1, -1, -1) if D >> bit & 1]
 
 
-def _butterfly(x: Tensor) -> Tensor:
+def butterfly(x: Tensor) -> Tensor:
     """Unnormalised Hadamard transform of the last dimension (a power of two), additions in a fixed order."""
     n, h = x.shape[-1], 1
     while h < n:
@@ -87,7 +87,7 @@ def rotate(x: Tensor) -> Tensor:
     x = x * signs(x.shape[-1]).to(x.device)
     parts = []
     for part in x.split(blocks(x.shape[-1]), dim=-1):
-        parts.append(_butterfly(part) * torch.tensor(1.0 / math.sqrt(part.shape[-1]), dtype=torch.float32))
+        parts.append(butterfly(part) * torch.tensor(1.0 / math.sqrt(part.shape[-1]), dtype=torch.float32))
     return torch.cat(parts, dim=-1)
 
 
@@ -171,24 +171,31 @@ def append_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale, bits, norm, centr
 
     The sketch is that of the key as stored.  The summary of a page covers its tokens up to the last one written here.
     """
-    H, page, D = k_cache.shape[1:]
+    H, page = k_cache.shape[1:3]
     kept = slots >= 0
     where, offset = slots[kept].long() // page, slots[kept].long() % page
     stored = _store(k[kept], k_cache, where, offset, k_scale)
     _store(v[kept], v_cache, where, offset, v_scale)
     if bits is not None:
-        planes = bits.shape[-1] // (page * -(-D // 8))
         scale = head_scale(k_scale, H)
         keys = stored.float() if scale is None else stored.float() * scale[:, None]
-        planes_of, norms = sketch_keys(_centred(keys[:, :, None], centre)[:, :, 0], planes)
-        target = byte_offsets(page, D, planes)[offset]  # [N, planes, bytes]
-        bits[where[:, None, None, None], torch.arange(H)[:, None, None], target[:, None]] = pack_bits(planes_of)
-        norm[where, :, offset] = norms
+        write_sketch(keys, where, offset, bits, norm, centre)
     if summary is not None:
         for p in where.unique().tolist():
             live = int(offset[where == p].max()) + 1
             summary[p] = summarise(scaled_keys(k_cache[p : p + 1, :, :live], k_scale), summary.dtype)[0]
     return ()
+
+
+def write_sketch(keys, where, offset, bits, norm, centre):
+    """The sketch of keys f32[N,H,D] into the slots `offset` of the pages `where`, both [N]."""
+    N, H, D = keys.shape
+    page = norm.shape[2]
+    planes = bits.shape[-1] // (page * -(-D // 8))
+    planes_of, norms = sketch_keys(_centred(keys[:, :, None], centre)[:, :, 0], planes)
+    target = byte_offsets(page, D, planes)[offset]  # [N, planes, bytes]
+    bits[where[:, None, None, None], torch.arange(H)[:, None, None], target[:, None]] = pack_bits(planes_of)
+    norm[where, :, offset] = norms
 
 
 def _store(rows, cache, where, offset, scale):

@@ -1,0 +1,32 @@
+"""A KV cache as differences from templates, at a quarter of its size.
+
+    codec = sic.delta.Codec.preset("k4v4", k_templates, v_templates, sic.delta.Rope.from_config(model.config))
+    pages = sic.delta.DeltaPages.allocate(codec, num_pages, page_size, Hkv, Dk, Dv)
+    sic.delta.encode(codec, k, v, positions, slots, pages)
+    out, lse = sic.delta.delta_attention(q, codec, pages, block_table, seq_lens)
+
+Templates belong to a model: fitted once (`fit_templates`) on any text, shared by all sequences. A row is the id of the nearest
+template, the rotated residual in 2 to 8 bits a channel, and one half-precision scale; keys are coded before RoPE, so that a page
+can be read at another position. Conventions of arrays, block tables, lengths, `out`, `workspace`, determinism and errors are
+those of `sic_kernels.slicing`.
+"""
+
+from .codec import PRESETS, Codec
+from .fit import fit_templates
+from .ops import RawTail, decode, delta_attention, encode
+from .pages import DeltaPages
+from .rope import Rope
+from .templates import Templates
+
+__all__ = [
+    "PRESETS",
+    "Codec",
+    "DeltaPages",
+    "RawTail",
+    "Rope",
+    "Templates",
+    "decode",
+    "delta_attention",
+    "encode",
+    "fit_templates",
+]
