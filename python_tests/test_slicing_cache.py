@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sic_kernels import ArgumentError, slicing
-from sic_kernels.slicing.cache import PagePool, SlicedKVCache
+from sic_kernels.slicing.cache import SlicedKVCache
+from sic_kernels.slicing.paged_rows import PagePool
 
 LAYERS, HKV, D, DV = 2, 2, 16, 8
 F8 = torch.float8_e4m3fn

@@ -189,7 +189,7 @@ def append_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale, bits, norm, centr
 
 def write_sketch(keys, where, offset, bits, norm, centre):
     """The sketch of keys f32[N,H,D] into the slots `offset` of the pages `where`, both [N]."""
-    N, H, D = keys.shape
+    _, H, D = keys.shape
     page = norm.shape[2]
     planes = bits.shape[-1] // (page * -(-D // 8))
     planes_of, norms = sketch_keys(_centred(keys[:, :, None], centre)[:, :, 0], planes)

@@ -1,0 +1,378 @@
+"""Rows of pages: which pages every sequence of a batch owns, whatever is kept in them.
+
+A page holds `page_size` tokens of one sequence in every layer. Rows (sequences) own lists of pages; a full page may be
+shared by several rows and is written once, the partly filled last page never is. What a layer keeps is up to its store.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ..runtime.errors import ArgumentError
+from .types import integer
+
+Tensor = torch.Tensor
+
+
+class PagePool:
+    """Page numbers with reference counts. The lowest free number is given out first, so that rows stay contiguous."""
+
+    def __init__(self) -> None:
+        self.refs: list[int] = []
+        self._free: list[int] = []
+
+    @property
+    def used(self) -> int:
+        return len(self.refs) - len(self._free)
+
+    @property
+    def available(self) -> int:
+        return len(self._free)
+
+    def grow(self, pages: int) -> None:
+        """Make the pool hold `pages` pages."""
+        for page in range(len(self.refs), pages):
+            heapq.heappush(self._free, page)
+            self.refs.append(0)
+
+    def take(self) -> int:
+        page = heapq.heappop(self._free)
+        self.refs[page] = 1
+        return page
+
+    def share(self, page: int) -> int:
+        self.refs[page] += 1
+        return page
+
+    def drop(self, page: int) -> None:
+        self.refs[page] -= 1
+        if self.refs[page] == 0:
+            heapq.heappush(self._free, page)
+
+
+def _whole_numbers(op: str, arg: str, values: Any) -> list[int]:
+    """A list, tensor or array of integers as plain ones; booleans and floats are mistakes."""
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        if any(isinstance(n, bool) for n in plain):
+            raise TypeError
+        return [operator.index(n) for n in plain]
+    except TypeError:
+        raise ArgumentError.of(op, arg, repr(values), "whole numbers") from None
+
+
+class LayerStore(Protocol):
+    """The arrays of one layer. pages: how many there is room for; 0 until the first `grow`."""
+
+    pages: int
+
+    def grow(self, pages: int) -> None:
+        """Room for `pages` pages in every array, or, when memory runs out, in none."""
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+    def parts(self) -> dict[str, int]:
+        """Bytes allocated, by the names of `nbytes_by_part`."""
+
+
+class PagedRows:
+    """The base of the caches: rows, their lengths and pages, and one step after another into all layers.
+
+    A subclass fills `_store` with one `LayerStore` a layer and writes the step's tokens in `_write`.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    page_size: int
+    device: torch.device
+    _store: Sequence[Any]
+
+    def _set_sizes(
+        self, op: str, layers: int, kv_heads: int, head_dim: int, v_head_dim: int | None, batch: int, page_size: int,
+        capacity: int,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Check and note the sizes; returns batch and capacity."""
+        self.layers, self.kv_heads = count(op, "layers", layers, 1), count(op, "kv_heads", kv_heads, 1)
+        self.head_dim = count(op, "head_dim", head_dim, 1)
+        self.v_head_dim = self.head_dim if v_head_dim is None else count(op, "v_head_dim", v_head_dim, 1)
+        self.page_size = count(op, "page_size", page_size, 1)
+        return count(op, "batch", batch, 0), count(op, "capacity", capacity, 0)
+
+    def _start(self, batch: int, capacity: int) -> None:
+        """No tokens; pages for `capacity` of them, over all rows and however they are spread."""
+        self._pool = PagePool()
+        self._pages: list[list[int]] = [[] for _ in range(batch)]
+        self._lengths: list[int] = [0] * batch
+        self._behind: set[int] = set()  # layers that the current step has not been written to yet
+        self._slots: Tensor | None = None
+        self._table: Tensor | None = None
+        self._seq_lens: Tensor | None = None
+        # Worst case: every row but one ends in a page with a single token.
+        size = self.page_size
+        self._grow_pool(min(capacity, (capacity + batch * (size - 1)) // size))
+
+    def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        raise NotImplementedError
+
+    def _rows_cut(self, start: list[int]) -> None:
+        """After `crop`: row r's last page is to be looked at from token start[r] on (its length: nothing is)."""
+
+    def _rows_reordered(self, chosen: list[int]) -> None:
+        """After `reorder`: new row i was row chosen[i]."""
+
+    # --- what it holds ------------------------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens held by each row."""
+        return tuple(self._lengths)
+
+    def pages(self, row: int) -> tuple[int, ...]:
+        """Page numbers of a row, in order."""
+        return tuple(self._pages[row])
+
+    def nbytes(self) -> int:
+        """Bytes allocated: everything, of all layers (`nbytes_by_part` itemises)."""
+        return sum(self.nbytes_by_part().values())
+
+    def nbytes_by_part(self) -> dict[str, int]:
+        """Bytes allocated for each kind of array and for "tables". Pages in use: `pages_used`."""
+        parts: dict[str, int] = {}
+        for store in self._store:
+            for name, size in store.parts().items():
+                parts[name] = parts.get(name, 0) + size
+        tables = (self._table, self._seq_lens, self._slots)
+        return {**parts, "tables": sum(0 if t is None else t.numel() * t.element_size() for t in tables)}
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that some row owns; a shared page counts once."""
+        return self._pool.used
+
+    @property
+    def block_table(self) -> Tensor:
+        """int32 `[B,M]`, M = pages of the longest row; the tails of shorter rows are 0."""
+        if self._table is None:
+            width = max((len(p) for p in self._pages), default=0)
+            rows = [pages + [0] * (width - len(pages)) for pages in self._pages]
+            self._table = torch.tensor(rows, dtype=torch.int32, device=self.device).reshape(self.batch, width)
+        return self._table
+
+    @property
+    def seq_lens(self) -> Tensor:
+        """int32 `[B]`."""
+        if self._seq_lens is None:
+            self._seq_lens = torch.tensor(self._lengths, dtype=torch.int32, device=self.device)
+        return self._seq_lens
+
+    # --- growing -------------------------------------------------------------------------------------------------
+
+    def append(self, layer: int, k: Tensor, v: Tensor, live: Tensor | None = None) -> None:
+        """Write T new tokens of every row and bring the index up to date.
+
+        k `[B,Hkv,T,Dk]`, v `[B,Hkv,T,Dv]`; live bool `[B,T]`: False is padding, which takes no place in the cache
+        (keys carry their positions already). Every layer gets each step once, with the same `live`; the first one
+        allocates. A row's keys are indexed by the same launch.
+        """
+        self._check_append(layer, k, v, live)
+        lengths = None if self._behind else list(self._lengths)
+        try:
+            if lengths is not None:
+                self._begin_step(k.shape[2], live)
+            self._write(layer, k, v)
+        except BaseException:
+            if lengths is not None:
+                self._undo_step(lengths)
+            raise
+        self._behind.discard(layer)
+
+    def _check_append(self, layer: int, k: Tensor, v: Tensor, live: Tensor | None) -> None:
+        if not 0 <= layer < self.layers:
+            raise ArgumentError.of("append", "layer", layer, f"0 to {self.layers - 1}")
+        for name, x, width in (("k", k, self.head_dim), ("v", v, self.v_head_dim)):
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.device.type != self.device.type:
+                got = (
+                    f"{x.dtype} on {x.device.type}".removeprefix("torch.")
+                    if isinstance(x, Tensor)
+                    else type(x).__name__
+                )
+                raise ArgumentError.of("append", name, got, f"a float tensor on {self.device.type}")
+            if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (self.batch, self.kv_heads, width):
+                raise ArgumentError.of("append", name, list(x.shape), f"[{self.batch},{self.kv_heads},T,{width}]")
+        if k.shape[2] != v.shape[2]:
+            raise ArgumentError.of("append", "v", f"{v.shape[2]} tokens", f"{k.shape[2]} as in k")
+        if live is not None and tuple(live.shape) != (self.batch, k.shape[2]):
+            raise ArgumentError.of("append", "live", list(live.shape), f"[{self.batch},{k.shape[2]}]")
+        if self._behind and layer not in self._behind:
+            raise ArgumentError.of(
+                "append", "layer", layer, f"one that this step has not reached: {sorted(self._behind)}"
+            )
+        if self._behind and self._slots is not None and self._slots.numel() != self.batch * k.shape[2]:
+            raise ArgumentError.of("append", "k", f"{k.shape[2]} tokens", "as many as the first layer of this step")
+
+    def _begin_step(self, T: int, live: Tensor | None) -> None:
+        """Allocate pages for the step and work out the slot of every token."""
+        mask = [[True] * T] * self.batch if live is None else live.bool().tolist()
+        new = [sum(row) for row in mask]
+        needed = sum(-(-(n + add) // self.page_size) - len(p) for n, add, p in zip(self._lengths, new, self._pages))
+        if needed > self._pool.available:
+            total = len(self._pool.refs)
+            self._grow_pool(max(total + needed - self._pool.available, total + total // 2))
+        slots: list[int] = []
+        for row, alive in enumerate(mask):
+            slots += self._place(row, alive)
+        self._slots = torch.tensor(slots, dtype=torch.int64, device=self.device)
+        self._seq_lens = None
+        if needed:
+            self._table = None
+        self._behind = set(range(self.layers))
+
+    def _undo_step(self, lengths: list[int]) -> None:
+        """After a failed first layer: rows as they were. (The pool may have grown, which nobody sees.)"""
+        self._lengths = lengths
+        for pages, n in zip(self._pages, lengths):
+            keep = -(-n // self.page_size)
+            for page in pages[keep:]:
+                self._pool.drop(page)
+            del pages[keep:]
+        self._behind = set()
+        self._forget_tables()
+
+    def _place(self, row: int, alive: list[bool]) -> list[int]:
+        pages, position, size, slots = self._pages[row], self._lengths[row], self.page_size, []
+        for is_live in alive:
+            if not is_live:
+                slots.append(-1)
+                continue
+            if position == len(pages) * size:
+                pages.append(self._pool.take())
+            slots.append(pages[position // size] * size + position % size)
+            position += 1
+        self._lengths[row] = position
+        return slots
+
+    def _grow_pool(self, pages: int) -> None:
+        self._pool.grow(pages)  # the arrays follow when each layer is next written
+
+    # --- cutting, copying, reordering ----------------------------------------------------------------------------
+
+    def crop(self, lengths: int | Sequence[int]) -> None:
+        """Cut every row to its entry of `lengths` (an int: the same for all; longer than the row: no change).
+
+        Pages behind the cut are given back. The page that is cut becomes a copy of its own if another row shares it.
+        """
+        single = isinstance(lengths, int)
+        wanted = _whole_numbers("crop", "lengths", [lengths] * self.batch if single else lengths)
+        if len(wanted) != self.batch or any(n < 0 for n in wanted):
+            raise ArgumentError.of("crop", "lengths", wanted, f"{self.batch} lengths of 0 or more")
+        self._check_between_steps("crop")
+        before = list(self._lengths)
+        wanted = [min(n, old) for n, old in zip(wanted, before)]
+        if wanted == before:
+            return
+        cut = [row for row, n in enumerate(wanted) if n < before[row] and n % self.page_size]
+        self._reserve(
+            sum(
+                self._pool.refs[self._pages[row][n // self.page_size]] > 1 for row, n in enumerate(wanted) if row in cut
+            )
+        )
+        for row, n in enumerate(wanted):
+            self._cut_row(row, n, row in cut)
+        self._forget_tables()
+        self._rows_cut([n if row in cut else before[row] for row, n in enumerate(wanted)])
+
+    def _cut_row(self, row: int, n: int, partly: bool) -> None:
+        pages, keep = self._pages[row], -(-n // self.page_size)
+        for page in pages[keep:]:
+            self._pool.drop(page)
+        del pages[keep:]
+        self._lengths[row] = n
+        if partly and self._pool.refs[pages[-1]] > 1:
+            shared, pages[-1] = pages[-1], self._pool.take()
+            self._copy_page(shared, pages[-1])
+            self._pool.drop(shared)
+
+    def fork(self, row: int) -> int:
+        """A new row that continues from `row`; returns its number. Full pages are shared, the last one is copied."""
+        if not 0 <= row < self.batch:
+            raise ArgumentError.of("fork", "row", row, f"0 to {self.batch - 1}")
+        self.reorder([*range(self.batch), row])
+        return self.batch - 1
+
+    def repeat(self, times: int) -> None:
+        """Every row `times` times, copies side by side (as torch.repeat_interleave)."""
+        if times < 1:
+            raise ArgumentError.of("repeat", "times", times, "at least 1")
+        self.reorder([row for row in range(self.batch) for _ in range(times)])
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """New row i is old row rows[i]; any number of rows, repeated or left out. Full pages are shared."""
+        chosen = _whole_numbers("reorder", "rows", rows)
+        if any(not 0 <= row < self.batch for row in chosen):
+            raise ArgumentError.of("reorder", "rows", chosen, f"numbers from 0 to {self.batch - 1}")
+        self._check_between_steps("reorder")
+        if chosen == list(range(self.batch)):
+            return
+        partly = [row for row in chosen if self._lengths[row] % self.page_size]
+        old_pages, old_lengths = self._pages, self._lengths
+        self._reserve(len(partly) - len(set(partly)))
+        taken: set[int] = set()  # rows whose partly filled page has found its new owner
+        self._pages = []
+        for row in chosen:
+            self._pages.append(self._shared_pages(old_pages[row], old_lengths[row], copy_last=row in taken))
+            taken.add(row)
+        self._lengths = [old_lengths[row] for row in chosen]
+        for pages in old_pages:
+            for page in pages:
+                self._pool.drop(page)
+        self._forget_tables()
+        self._rows_reordered(chosen)
+
+    def _shared_pages(self, pages: list[int], length: int, copy_last: bool) -> list[int]:
+        """The pages of one more owner; with `copy_last` a partly filled page in a copy of its own."""
+        if not (copy_last and length % self.page_size):
+            return [self._pool.share(page) for page in pages]
+        own = self._pool.take()
+        self._copy_page(pages[-1], own)
+        return [*(self._pool.share(page) for page in pages[:-1]), own]
+
+    def reset(self) -> None:
+        """Empty every row. Memory and calibration are kept."""
+        self._behind = set()
+        self.crop(0)
+
+    def _reserve(self, pages: int) -> None:
+        if pages > self._pool.available:
+            self._grow_pool(len(self._pool.refs) + pages - self._pool.available)
+            for store in self._store:
+                if store.pages:
+                    store.grow(len(self._pool.refs))
+
+    def _copy_page(self, source: int, target: int) -> None:
+        for store in self._store:
+            if store.pages:
+                if store.pages < len(self._pool.refs):
+                    store.grow(len(self._pool.refs))
+                store.copy_page(source, target)
+
+    def _check_between_steps(self, op: str) -> None:
+        if self._behind:
+            raise ArgumentError.of(op, "state", f"layers {sorted(self._behind)} not written yet", "a finished step")
+
+    def _forget_tables(self) -> None:
+        self._table = self._seq_lens = self._slots = None
+
+
+def count(op: str, name: str, value: Any, low: int) -> int:
+    return integer(op, name, value, low, f"an integer of {low} or more, below 2^31")
