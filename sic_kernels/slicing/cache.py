@@ -130,7 +130,7 @@ class SlicedKVCache(PagedRows):
         self.dtype, self.device, self.unit = dtype, torch.device(device), unit
         code_of("SlicedKVCache", "unit", unit, UNITS)
         self._check_kind()
-        given = self._checked_params(params)
+        given = self._checked_params("SlicedKVCache", params)
         self._store = [_LayerPages(self) for _ in range(layers)]
         for store, layer_params in zip(self._store, given):
             store.params = layer_params
@@ -145,28 +145,6 @@ class SlicedKVCache(PagedRows):
             raise ArgumentError.of("SlicedKVCache", "planes", self.planes, "1 or 2")
         if self.unit == "token" and self.head_dim > SKETCH_MAX_DIM:
             raise ArgumentError.of("SlicedKVCache", "head_dim", self.head_dim, f"1 to {SKETCH_MAX_DIM} for a sketch")
-
-    def _checked_params(self, params: Sequence[SketchParams | None] | None) -> list[SketchParams | None]:
-        """One entry a layer, on the cache's device."""
-        given = [None] * self.layers if params is None else list(params)
-        if len(given) != self.layers:
-            want = f"one for each of {self.layers} layers"
-            raise ArgumentError.of("SlicedKVCache", "params", f"{len(given)} entries", want)
-        return [self._checked_layer_params(layer, p) for layer, p in enumerate(given)]
-
-    def _checked_layer_params(self, layer: int, params: SketchParams | None) -> SketchParams | None:
-        if params is None:
-            return None
-        name, want = f"params[{layer}]", f"SketchParams with centre float32[{self.kv_heads},{self.head_dim}]"
-        if not isinstance(params, SketchParams) or not isinstance(params.centre, Tensor):
-            raise ArgumentError.of("SlicedKVCache", name, type(params).__name__, want)
-        centre = params.centre
-        if tuple(centre.shape) != (self.kv_heads, self.head_dim) or centre.dtype != torch.float32:
-            got = f"centre {str(centre.dtype).removeprefix('torch.')}{list(centre.shape)}"
-            raise ArgumentError.of("SlicedKVCache", name, got, want)
-        return params if centre.device.type == self.device.type else params.to(self.device)
-
-    # --- what it holds ------------------------------------------------------------------------------------------
 
     @property
     def params(self) -> list[SketchParams | None]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ..runtime.errors import ArgumentError
-from .types import integer
+from .types import SketchParams, integer
 
 Tensor = torch.Tensor
 
@@ -104,6 +104,28 @@ class PagedRows:
         self.v_head_dim = self.head_dim if v_head_dim is None else count(op, "v_head_dim", v_head_dim, 1)
         self.page_size = count(op, "page_size", page_size, 1)
         return count(op, "batch", batch, 0), count(op, "capacity", capacity, 0)
+
+    def _checked_params(self, op: str, params: Sequence[SketchParams | None] | None) -> list[SketchParams | None]:
+        """One entry a layer, on the cache's device."""
+        given = [None] * self.layers if params is None else list(params)
+        if len(given) != self.layers:
+            want = f"one for each of {self.layers} layers"
+            raise ArgumentError.of(op, "params", f"{len(given)} entries", want)
+        return [self._checked_layer_params(op, layer, p) for layer, p in enumerate(given)]
+
+    def _checked_layer_params(self, op: str, layer: int, params: SketchParams | None) -> SketchParams | None:
+        if params is None:
+            return None
+        name, want = f"params[{layer}]", f"SketchParams with centre float32[{self.kv_heads},{self.head_dim}]"
+        if not isinstance(params, SketchParams) or not isinstance(params.centre, Tensor):
+            raise ArgumentError.of(op, name, type(params).__name__, want)
+        centre = params.centre
+        if tuple(centre.shape) != (self.kv_heads, self.head_dim) or centre.dtype != torch.float32:
+            got = f"centre {str(centre.dtype).removeprefix('torch.')}{list(centre.shape)}"
+            raise ArgumentError.of(op, name, got, want)
+        return params if centre.device.type == self.device.type else params.to(self.device)
+
+    # --- what it holds ------------------------------------------------------------------------------------------
 
     def _start(self, batch: int, capacity: int) -> None:
         """No tokens; pages for `capacity` of them, over all rows and however they are spread."""
