@@ -182,6 +182,7 @@ RESULTS = {
     "merge_states": 2,
     "merge_many": 2,
     "attend": 6,
+    "select_slice": 3,
 }
 
 

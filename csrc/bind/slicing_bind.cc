@@ -292,6 +292,38 @@ py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handl
   return py::make_tuple(out, lse, indices, counts, omitted, status);
 }
 
+// page, Dk: of the cache that the index stands for.
+py::tuple select_slice(py::handle q, py::handle bits, py::handle norm, py::handle centre, int planes,
+                       py::handle summary, py::handle block_table, py::handle seq_lens, int64_t page, double ratio,
+                       double candidates, Number top_p, int64_t sink, int64_t recent, double beta, int pool,
+                       int64_t min_len, py::handle keep, Number scale, py::handle key_bias, Number softcap,
+                       Count window, Count max_seq_len, py::object indices, py::object counts, py::object log_unread,
+                       py::handle workspace, int code) {
+  Args in("select_slice");
+  AttendArgs a;
+  a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm), a.centre = in("params.centre", centre);
+  a.planes = planes, a.summary = in("index", summary), a.keep = in("keep", keep);
+  AttentionArgs& c = a.attention;
+  c.q = in("q", q), c.kv.block_table = in("block_table", block_table), c.kv.seq_lens = in("seq_lens", seq_lens);
+  const TensorView& index = a.summary.given() ? a.summary : a.norm;
+  c.kv.k_cache = c.kv.v_cache = view_of(nullptr, DType::f32, dim(index, 0), dim(index, 1), page, dim(c.q, 3));
+  c.scale = default_scale(scale, c.q), c.key_bias = in("key_bias", key_bias);
+  c.softcap = static_cast<float>(softcap.value_or(0)), c.window = window.value_or(0);
+  c.max_seq_len = max_seq_len.value_or(positions(c.kv.block_table, page));
+  a.ratio = ratio, a.candidates = candidates, a.top_p = top_p.value_or(1.0), a.sink = sink, a.recent = recent;
+  a.beta = static_cast<float>(beta), a.pool = static_cast<Pool>(pool), a.min_len = min_len;
+  a.max_sliced_T = dim(c.q, 1);
+  a.indices = in("indices", indices), a.counts = in("counts", counts), a.omitted_mass = in("log_unread", log_unread);
+  Call call(in, q, c.q, workspace, code);
+  call.run(slicing::select_slice, a, a.indices.given() && a.counts.given() && a.omitted_mass.given(), [&] {
+    const int64_t B = c.q.shape[0], T = c.q.shape[1], Hq = c.q.shape[2], Hkv = c.kv.k_cache.shape[1];
+    a.counts = in("counts", counts = output(counts, q, {B, T, Hkv}, DType::i32));
+    a.indices = in("indices", indices = output(indices, q, {B, T, Hkv, attend_capacity(a)}, DType::i32));
+    a.omitted_mass = in("log_unread", log_unread = output(log_unread, q, {B, T, Hq}, DType::f32));
+  });
+  return py::make_tuple(indices, counts, log_unread);
+}
+
 }  // namespace
 
 void bind_slicing(py::module_& m) {
@@ -307,6 +339,7 @@ void bind_slicing(py::module_& m) {
   m.def("merge_states", &merge_states);
   m.def("merge_many", &merge_many);
   m.def("attend", &attend);
+  m.def("select_slice", &select_slice);
 }
 
 }  // namespace sic::bind

@@ -7,6 +7,7 @@
 #include "slicing/validate.h"
 
 SIC_OP_KERNELS(attend, slicing::AttendArgs)
+SIC_OP_KERNELS(select_slice, slicing::AttendArgs)
 
 namespace sic::slicing {
 
@@ -43,8 +44,7 @@ AttentionArgs attend_attention(const AttendArgs& a) {
 
 namespace {
 
-void check_inputs(const Check& check, const AttendArgs& a) {
-  const CacheDims d = check_attention(check, a.attention);
+void check_policy(const Check& check, const AttendArgs& a, const CacheDims& d) {
   const TensorView& q = a.attention.q;
   const int64_t D = q.shape[3];
   check.require(a.summary.given() != a.bits.given(), "index", a.summary.given() ? "both kinds" : "None",
@@ -53,7 +53,7 @@ void check_inputs(const Check& check, const AttendArgs& a) {
     check_sketch(check, a.bits, a.norm, a.planes, d, D);
     check.tensor("params.centre", a.centre, DType::f32, {d.Hkv, D});
   } else {
-    check.tensor("index", a.summary, summary_dtype(a.attention.kv.k_cache.dtype), {d.P, d.Hkv, 2, D});
+    check.tensor("index", a.summary, kFloats, {d.P, d.Hkv, 2, D});
   }
   check.value(a.ratio > 0 && a.ratio <= 1, "policy.ratio", a.ratio, "above 0, at most 1");
   check.value(a.candidates > 0 && a.candidates <= 1, "policy.candidates", a.candidates, "above 0, at most 1");
@@ -64,18 +64,49 @@ void check_inputs(const Check& check, const AttendArgs& a) {
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
 }
 
-void check_outputs(const Check& check, const AttendArgs& a) {
+void check_inputs(const Check& check, const AttendArgs& a) {
+  check_policy(check, a, check_attention(check, a.attention));
+  if (a.summary.given()) check.tensor("index", a.summary, summary_dtype(a.attention.kv.k_cache.dtype), a.summary.rank);
+}
+
+// The index stands for the cache: its pages and heads are the cache's.
+void check_slice_inputs(const Check& check, const AttendArgs& a) {
+  const AttentionArgs& c = a.attention;
+  const TensorView& index = a.summary.given() ? a.summary : a.norm;
+  check.require(index.given(), "index", "None", "a KeySketch or a page summary");
+  check.tensor("index", index, a.summary.given() ? kFloats : DTypeSet(DType::bf16), a.summary.given() ? 4 : 3);
+  const int64_t page = c.kv.k_cache.shape[2];
+  const CacheDims d = check_cache(check, "index", index, kFloats, c.kv.block_table, c.kv.seq_lens, page);
+  check_query(check, c.q, d, c.q.rank == 4 ? c.q.shape[3] : -1);
+  check_attention_extras(check, c, d);
+  check_policy(check, a, d);
+}
+
+void check_selection_outputs(const Check& check, const AttendArgs& a) {
   const TensorView& q = a.attention.q;
-  const int64_t B = q.shape[0], T = q.shape[1], Hq = q.shape[2], Hkv = a.attention.kv.k_cache.shape[1];
-  check_attention_outputs(check, a.attention);
+  const int64_t B = q.shape[0], T = q.shape[1], Hkv = a.attention.kv.k_cache.shape[1];
   check.output("indices", a.indices, DType::i32, {B, T, Hkv, -1});
   const int64_t K = a.indices.shape[3], least = attend_capacity(a);
   if (K < least) check.fail("indices", std::to_string(K), "at least " + std::to_string(least) + " slots a row");
   check.output("counts", a.counts, DType::i32, {B, T, Hkv});
-  check.output("omitted_mass", a.omitted_mass, DType::f32, {B, T, Hq});
-  check.output("status", a.status, DType::u8, {B, T, Hq});
   if (!attend_is_dense(a)) check_capacity(check, attend_selection(a));
 }
+
+void check_outputs(const Check& check, const AttendArgs& a) {
+  const TensorView& q = a.attention.q;
+  check_attention_outputs(check, a.attention);
+  check_selection_outputs(check, a);
+  check.output("omitted_mass", a.omitted_mass, DType::f32, {q.shape[0], q.shape[1], q.shape[2]});
+  check.output("status", a.status, DType::u8, {q.shape[0], q.shape[1], q.shape[2]});
+}
+
+void check_slice_outputs(const Check& check, const AttendArgs& a) {
+  const TensorView& q = a.attention.q;
+  check_selection_outputs(check, a);
+  check.output("log_unread", a.omitted_mass, DType::f32, {q.shape[0], q.shape[1], q.shape[2]});
+}
+
+bool is_empty(const AttendArgs& a) { return a.attention.q.size() == 0; }
 
 int64_t cpu_workspace(const AttendArgs& a) {
   return attention_workspace(attend_is_dense(a) ? a.attention : attend_attention(a));
@@ -83,11 +114,8 @@ int64_t cpu_workspace(const AttendArgs& a) {
 
 }  // namespace
 
-const Op<AttendArgs> attend{"attend",
-                            check_inputs,
-                            check_outputs,
-                            SIC_KERNELS(attend),
-                            [](const AttendArgs& a) { return a.attention.q.size() == 0; },
-                            cpu_workspace};
+const Op<AttendArgs> attend{"attend", check_inputs, check_outputs, SIC_KERNELS(attend), is_empty, cpu_workspace};
+const Op<AttendArgs> select_slice{"select_slice", check_slice_inputs, check_slice_outputs, SIC_KERNELS(select_slice),
+                                  is_empty};
 
 }  // namespace sic::slicing

@@ -362,17 +362,18 @@ void attend_dense(const AttendArgs& a, const Exec& exec) {
 
 }  // namespace
 
+void select_slice(const AttendArgs& a, const Exec&) {
+  const SelectArgs s = slicing::attend_selection(a);
+  if (!a.summary.given()) return select_tokens(a, s);
+  select_pages(a, s);
+  parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2],
+               [&](int64_t row) { estimate_unread_pages(a, s, row); });
+}
+
 void attend(const AttendArgs& a, const Exec& exec) {
   if (slicing::attend_is_dense(a)) return attend_dense(a, exec);
-  const SelectArgs s = slicing::attend_selection(a);
-  if (a.summary.given())
-    select_pages(a, s);
-  else
-    select_tokens(a, s);
+  select_slice(a, exec);
   sliced_attention(slicing::attend_attention(a), exec);
-  if (a.summary.given())
-    parallel_for(a.attention.q.shape[0] * a.attention.q.shape[1] * a.attention.q.shape[2],
-                 [&](int64_t row) { estimate_unread_pages(a, s, row); });
   finish(a);
 }
 

@@ -324,7 +324,29 @@ int64_t sliced_bytes(const AttendArgs& a) {
   return parts.used() + std::max(attention_partials(slicing::attend_attention(a)), again);
 }
 
+template <class Chain>
+void run_chain(const AttendArgs& a, const Exec& exec) {
+  Carver parts(exec.workspace.data, kWorkspaceAlignment);
+  Chain(a, parts).run(exec.stream);
+}
+template <class Chain>
+int64_t chain_bytes(const AttendArgs& a) {
+  Carver parts(nullptr, kWorkspaceAlignment);
+  Chain(a, parts);
+  return parts.used();
+}
+
 }  // namespace
+
+int64_t select_slice_workspace(const AttendArgs& a) {
+  if (a.summary.given()) return chain_bytes<PageChain>(a);
+  return RowChain::fits(a) ? chain_bytes<RowChain>(a) : chain_bytes<TokenChain>(a);
+}
+
+void select_slice(const AttendArgs& a, const Exec& exec) {
+  if (a.summary.given()) return run_chain<PageChain>(a, exec);
+  RowChain::fits(a) ? run_chain<RowChain>(a, exec) : run_chain<TokenChain>(a, exec);
+}
 
 int64_t attend_workspace(const AttendArgs& a) {
   if (slicing::attend_is_dense(a)) return attention_partials(dense(a));

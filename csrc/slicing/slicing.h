@@ -150,6 +150,10 @@ struct AttendArgs {
   TensorView indices, counts, omitted_mass, status;  // out: selection; f32, u8 [B,T,Hq]
 };
 extern const Op<AttendArgs> attend;
+// Its first half: what a query needs, and the log of the sum of exp(estimated logit) over the rest in omitted_mass. The
+// cache may be a shape without data; attention's outputs, the limit of omitted mass and what makes a call dense are
+// not looked at.
+extern const Op<AttendArgs> select_slice;
 bool attend_is_dense(const AttendArgs&);         // by policy, for the whole call
 SelectArgs attend_selection(const AttendArgs&);  // the selection it makes; its scores have a shape only
 int64_t attend_capacity(const AttendArgs&);      // slots a row of its indices needs

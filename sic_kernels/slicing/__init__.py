@@ -20,7 +20,7 @@ sequence, S = M * page positions, D head size):
 * `ArgumentError` (one format) before anything is read or written.
 """
 
-from .attend import attend
+from .attend import attend, select_slice
 from .attention import append_kv, gather, merge_many, merge_states, sliced_attention
 from .index import calibrate, key_sketch, page_summary
 from .scoring import refine_tokens, score_pages, score_tokens, select
@@ -46,6 +46,7 @@ __all__ = [
     "score_pages",
     "score_tokens",
     "select",
+    "select_slice",
     "sliced_attention",
     "workspace_bytes",
 ]

@@ -48,22 +48,11 @@ def attend(
     Bitwise deterministic and batch-invariant like its parts.
     """
     policy = _default_policy() if policy is None else policy
-    is_sketch = isinstance(index, KeySketch)
-    if is_sketch != (policy.unit == "token"):
-        got = "a KeySketch" if is_sketch else "a page summary"
-        raise ArgumentError.of(
-            "attend",
-            "index",
-            got,
-            f"{'a KeySketch' if policy.unit == 'token' else 'a page summary'} for unit {policy.unit!r}",
-        )
     q4, flat = with_tokens(q)
-    bits, norm, centre, planes = (
-        (index.bits, index.norm, index.params.centre, index.planes) if is_sketch else (None, None, None, 2)
-    )
+    sketch = _index_inputs("attend", index, policy)
     dense_layer = layer is not None and layer in policy.dense_layers
     inputs = (
-        q4, k_cache, v_cache, bits, norm, centre, planes, None if is_sketch else index, block_table, seq_lens,
+        q4, k_cache, v_cache, *sketch, block_table, seq_lens,
         policy.ratio, policy.candidates, policy.top_p, policy.sink, policy.recent, policy.beta, POOLS[policy.pool],
         policy.max_omitted_mass, dense_layer, policy.max_sliced_T, policy.min_len, keep,
         scale, key_bias, softcap or None, window or None, sinks, k_scale, v_scale, max_seq_len,
@@ -85,6 +74,60 @@ def attend(
             status=status,
         )
     return SliceResult(result, lse, selection, omitted, status)
+
+
+def select_slice(
+    q: Array,
+    index: KeySketch | Array,
+    block_table: Array | None,
+    seq_lens: Array,
+    *,
+    page_size: int | None = None,
+    policy: SlicePolicy | None = None,
+    keep: Array | None = None,
+    scale: float | None = None,
+    key_bias: Array | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
+    max_seq_len: int | None = None,
+    out: tuple[Array, Array, Array] | None = None,
+    workspace: Array | None = None,
+    backend: str | None = None,
+) -> tuple[Selection, Array]:
+    """The first half of `attend`, for a cache that it does not read itself: what a query needs, from the index alone.
+
+    Returns the selection (indices i32[B,T,Hkv,K], counts i32[B,T,Hkv]) that `attend` makes with the same arguments, bit for
+    bit, and log_unread f32[B,T,Hq]: the log of the sum of exp(estimated logit) over what was not selected, -inf if nothing.
+    With the lse of attention over the selection, the share of the mass that was not read is sigmoid(log_unread - lse).
+    policy: its dense_layers, max_sliced_T and max_omitted_mass are the caller's business.  page_size: of the cache; only a
+    page summary needs it.  Deterministic and batch-invariant; with `out` and `workspace` it can be captured in a CUDA graph.
+    """
+    policy = _default_policy() if policy is None else policy
+    q4, flat = with_tokens(q)
+    sketch = _index_inputs("select_slice", index, policy)
+    page = index.page_size if isinstance(index, KeySketch) else page_size
+    if page is None:
+        raise ArgumentError.of("select_slice", "page_size", "None", "that of the cache, for a page summary")
+    inputs = (
+        q4, *sketch, block_table, seq_lens, page, policy.ratio, policy.candidates, policy.top_p, policy.sink, policy.recent,
+        policy.beta, POOLS[policy.pool], policy.min_len, keep, scale, key_bias, softcap or None, window or None, max_seq_len,
+    )  # fmt: skip
+    outs = (None,) * 3 if out is None else tuple(o[:, None] for o in out) if flat else out
+    results = call("slicing", "select_slice", inputs, outs, workspace, backend)
+    indices, counts, log_unread = without_tokens(flat, *results)
+    return Selection(indices, counts, policy.unit), log_unread
+
+
+def _index_inputs(op: str, index: KeySketch | Array, policy: SlicePolicy) -> tuple:
+    """bits, norm, centre, planes and summary, of the kind that the policy selects by."""
+    is_sketch = isinstance(index, KeySketch)
+    if is_sketch != (policy.unit == "token"):
+        got = "a KeySketch" if is_sketch else "a page summary"
+        want = "a KeySketch" if policy.unit == "token" else "a page summary"
+        raise ArgumentError.of(op, "index", got, f"{want} for unit {policy.unit!r}")
+    if isinstance(index, KeySketch):
+        return index.bits, index.norm, index.params.centre, index.planes, None
+    return None, None, None, 2, index
 
 
 def _default_policy() -> SlicePolicy:

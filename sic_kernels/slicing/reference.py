@@ -6,7 +6,7 @@ Each function takes the inputs of the native op of its name, in the same order, 
 
 from __future__ import annotations
 
-from .reference_attend import attend
+from .reference_attend import attend, select_slice
 from .reference_attention import gather, merge_many, merge_states, sliced_attention
 from .reference_pages import page_summary, score_pages
 from .reference_select import select
@@ -24,5 +24,6 @@ __all__ = [
     "score_pages",
     "score_tokens",
     "select",
+    "select_slice",
     "sliced_attention",
 ]

@@ -150,15 +150,40 @@ def _unread_pages(q, summary, indices, counts, block_table, seen_tokens, page, s
     return torch.logsumexp(logit + weight, -1).flatten(2)
 
 
+def select_slice(
+    q, bits, norm, centre, planes, summary, block_table, seq_lens, page, ratio, candidates, top_p, sink, recent, beta,
+    pool, min_len, keep, scale, key_bias, softcap, window, max_seq_len,
+):  # fmt: skip
+    """indices, counts, log_unread: score all, refine the best, select; what the others weigh.
+
+    Tokens by the sketch (bits, norm) or, where `summary` is given, pages.
+    """
+    S = width(block_table, page, max_seq_len)
+    seen_tokens = visible(seq_lens, q.shape[1], S)
+    select_args = (seq_lens, ratio, top_p, sink, recent, keep, min_len)
+    if summary is None:
+        indices, counts, first = select_tokens(
+            q, bits, norm, planes, block_table, page, candidates, pool, scale, key_bias, max_seq_len, *select_args, window
+        )  # fmt: skip
+        seen = torch.arange(S) < seen_tokens[:, :, None, None]
+        seen = seen & ~_before_window(seen_tokens, S, 1, window)
+        unread = _unread(q, first, indices, counts, centre, seen, scale, key_bias, softcap, window)
+    else:
+        scores = score_pages(q, summary, block_table, seq_lens, page, beta, pool, scale, max_seq_len)[0]
+        scores = scores.masked_fill(_before_window(seen_tokens, scores.shape[-1], page, window), -torch.inf)
+        indices, counts = _select_policy(_biased(scores, key_bias, page, seen_tokens), 1, page, *select_args)
+        unread = _unread_pages(
+            q, summary, indices, counts, block_table, seen_tokens, page, scale, key_bias, softcap, window
+        )
+    return indices, counts, unread.float()
+
+
 def attend(
     q, k_cache, v_cache, bits, norm, centre, planes, summary, block_table, seq_lens, ratio, candidates, top_p, sink,
     recent, beta, pool, max_omitted_mass, dense_layer, max_sliced_T, min_len, keep, scale, key_bias, softcap, window,
     sinks, k_scale, v_scale, max_seq_len,
 ):  # fmt: skip
-    """out, lse, indices, counts, omitted_mass, status: score all, refine the best, select, attend to what was selected.
-
-    Tokens by the sketch (bits, norm) or, where `summary` is given, pages.
-    """
+    """out, lse, indices, counts, omitted_mass, status: `select_slice`, then attend to what was selected."""
     page, T, Hkv = k_cache.shape[2], q.shape[1], k_cache.shape[1]
     extras = (scale, key_bias, softcap, window, sinks, k_scale, v_scale, max_seq_len)
     dense, dense_lse = sliced_attention(q, k_cache, v_cache, block_table, seq_lens, None, None, 0, *extras)
@@ -170,40 +195,14 @@ def attend(
         )
         status = torch.full(shape, DENSE_LAYER if dense_layer else DENSE_PREFILL, dtype=torch.uint8)
         return dense, dense_lse, *nothing, torch.zeros(shape), status
-    S = width(block_table, page, max_seq_len)
-    seen_tokens = visible(seq_lens, T, S)
-    select_args = (seq_lens, ratio, top_p, sink, recent, keep, min_len)
-    if summary is None:
-        indices, counts, first = select_tokens(
-            q,
-            bits,
-            norm,
-            planes,
-            block_table,
-            page,
-            candidates,
-            pool,
-            scale,
-            key_bias,
-            max_seq_len,
-            *select_args,
-            window,
-        )
-        seen = torch.arange(S) < seen_tokens[:, :, None, None]
-        seen = seen & ~_before_window(seen_tokens, S, 1, window)
-        unread = _unread(q, first, indices, counts, centre, seen, scale, key_bias, softcap, window)
-        units = seen_tokens
-    else:
-        scores = score_pages(q, summary, block_table, seq_lens, page, beta, pool, scale, max_seq_len)[0]
-        scores = scores.masked_fill(_before_window(seen_tokens, scores.shape[-1], page, window), -torch.inf)
-        indices, counts = _select_policy(_biased(scores, key_bias, page, seen_tokens), 1, page, *select_args)
-        unread = _unread_pages(
-            q, summary, indices, counts, block_table, seen_tokens, page, scale, key_bias, softcap, window
-        )
-        units = -(-seen_tokens // page)
+    indices, counts, unread = select_slice(
+        q, bits, norm, centre, planes, summary, block_table, seq_lens, page, ratio, candidates, top_p, sink, recent, beta,
+        pool, min_len, keep, scale, key_bias, softcap, window, max_seq_len,
+    )  # fmt: skip
     unit = 0 if summary is None else 1
     out, lse = sliced_attention(q, k_cache, v_cache, block_table, seq_lens, indices, counts, unit, *extras)
-    omitted = torch.where(unread == -torch.inf, 0, torch.sigmoid(unread - lse.double())).float()
+    omitted = torch.where(unread == -torch.inf, 0, torch.sigmoid(unread.double() - lse.double())).float()
+    units = -(-visible(seq_lens, T, width(block_table, page, max_seq_len)) // (page if unit else 1))
     whole = (counts == units[..., None]).repeat_interleave(q.shape[2] // Hkv, -1)
     status = torch.where(whole, DENSE_SHORT, SLICED).to(torch.uint8)
     if max_omitted_mass is not None:

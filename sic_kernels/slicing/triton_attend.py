@@ -147,15 +147,9 @@ def unread_pages_kernel(
     store_part(tops, sums, head * blocks + tl.program_id(1), logit)
 
 
-@triton.jit
-def finish_kernel(
-    tops, sums, lse, l_b, l_t, l_h, counts, lens, omitted, m_b, m_t, m_h, status, s_b, s_t, s_h, again, limit,
-    T, H, G, page, S, blocks, LIMITED: tl.constexpr, BESTS: tl.constexpr,
-):  # fmt: skip
-    """One query head: omitted mass = sigmoid(log of the unread sum - LSE), status, and whether it runs again dense."""
-    head = tl.program_id(0).to(tl.int64)
-    row = head // G
-    b, t, hq = row // H // T, row // H % T, row % H * G + head % G
+@device
+def log_sum(tops, sums, head, blocks, BESTS: tl.constexpr):
+    """log of the sum over all blocks of one head; -inf for nothing."""
     c = tl.arange(0, BESTS)
     top = tl.full((), float("-inf"), tl.float32)
     for first in range(0, blocks, BESTS):
@@ -171,7 +165,28 @@ def finish_kernel(
         nan += tl.sum(((x != x) | (z != z)).to(tl.int32))
         total += tl.sum(tl.where(x == -INF, 0.0, tl.exp2((x - base) * LOG2E).to(tl.float64) * z))
     unread = tl.where(total > 0, base + tl.log(tl.where(total > 0, total, 1.0).to(tl.float32)), float("-inf"))
-    unread = tl.where(nan > 0, float("nan"), unread)
+    return tl.where(nan > 0, float("nan"), unread)
+
+
+@triton.jit
+def unread_log_kernel(tops, sums, out, o_b, o_t, o_h, T, H, G, blocks, BESTS: tl.constexpr):
+    """One query head: the log of its unread sum."""
+    head = tl.program_id(0).to(tl.int64)
+    row = head // G
+    b, t, hq = row // H // T, row // H % T, row % H * G + head % G
+    tl.store(out + b * o_b + t * o_t + hq * o_h, log_sum(tops, sums, head, blocks, BESTS))
+
+
+@triton.jit
+def finish_kernel(
+    tops, sums, lse, l_b, l_t, l_h, counts, lens, omitted, m_b, m_t, m_h, status, s_b, s_t, s_h, again, limit,
+    T, H, G, page, S, blocks, LIMITED: tl.constexpr, BESTS: tl.constexpr,
+):  # fmt: skip
+    """One query head: omitted mass = sigmoid(log of the unread sum - LSE), status, and whether it runs again dense."""
+    head = tl.program_id(0).to(tl.int64)
+    row = head // G
+    b, t, hq = row // H // T, row // H % T, row % H * G + head % G
+    unread = log_sum(tops, sums, head, blocks, BESTS)
     own = tl.load(lse + b * l_b + t * l_t + hq * l_h)
     share = 1.0 / (1.0 + tl.exp(own - unread))
     share = tl.where(unread == -INF, 0.0, share)
@@ -358,28 +373,70 @@ class Chain:
         omitted.zero_()
         status.fill_(code)
 
-    def run(self) -> None:
-        out, lse, indices, counts, _, _ = self.outs
-        packed = indices.contiguous(), counts.contiguous()
+    def select(self, indices: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The selection, and (largest logit, sum) of each block of what it leaves out."""
         first = best = None
         if self.paged_unit:
             scores = joined_pages(
                 self.a.q, self.a.summary, self.a.block_table, self.a.seq_lens, self.page, self.a.beta, self.a.pool, self.a.scale,
                 self.a.max_seq_len, bias=self.a.key_bias, window=self.a.window,
             )  # fmt: skip
-            self.choose(scores, *packed)
+            self.choose(scores, indices, counts)
         else:
             scores, listed, first, best = self.ranked_tokens()
-            self.choose(scores, *packed, listed=listed)
+            self.choose(scores, indices, counts, listed=listed)
+        read = self.marked(indices, counts)
+        return self.unread_pages(read) if self.paged_unit else self.unread_tokens(first, best, read)
+
+    def run(self) -> None:
+        out, lse, indices, counts, _, _ = self.outs
+        packed = indices.contiguous(), counts.contiguous()
+        tops, sums = self.select(*packed)
         self.attention(out, lse, *packed)
-        read = self.marked(*packed)
-        tops, sums = self.unread_pages(read) if self.paged_unit else self.unread_tokens(first, best, read)
         again = self.finish(tops, sums, packed[1])
         if again is not None:
             self.attention(out, lse, only=again)
-        for own, result in zip(packed, (indices, counts)):
-            if own is not result:
-                result.copy_(own)
+        copy_back(packed, (indices, counts))
+
+    def run_selection(self) -> None:
+        indices, counts, log_unread = self.outs
+        packed = indices.contiguous(), counts.contiguous()
+        tops, sums = self.select(*packed)
+        unread_log_kernel[(self.B * self.T * self.Hq,)](
+            tops, sums, log_unread, *log_unread.stride(), self.T, self.H, self.G, tops.shape[-1], BESTS=BESTS
+        )
+        copy_back(packed, (indices, counts))
+
+
+def copy_back(packed: tuple[torch.Tensor, ...], outs: tuple[torch.Tensor, ...]) -> None:
+    for own, result in zip(packed, outs):
+        if own is not result:
+            result.copy_(own)
+
+
+def select_slice(
+    q, bits, norm, centre, planes, summary, block_table, seq_lens, page, ratio, candidates, top_p, sink, recent, beta,
+    pool, min_len, keep, scale, key_bias, softcap, window, max_seq_len, outs,
+):  # fmt: skip
+    """indices, counts, log_unread: the first half of `attend`."""
+    index = norm if summary is None else summary
+    chain = Chain(
+        Inputs(
+            q, _Shape((index.shape[0], index.shape[1], page, q.shape[3])), None, bits, norm, centre, planes, summary, block_table,
+            seq_lens, ratio, candidates, top_p, sink, recent, beta, pool, None, False, q.shape[1], min_len, keep, scale, key_bias,
+            softcap, window, None, None, None, max_seq_len,
+        ),
+        outs,
+    )  # fmt: skip
+    if q.numel():
+        chain.run_selection()
+    return chain.outs
+
+
+class _Shape(NamedTuple):
+    """A cache that is not read."""
+
+    shape: tuple[int, ...]
 
 
 def attend(*inputs: Any, outs: Any = None) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,7 @@ for bit are those of every other backend; attention is batch-invariant and the s
 from __future__ import annotations
 
 from .triton_append import append_kv, page_summary
-from .triton_attend import attend
+from .triton_attend import attend, select_slice
 from .triton_attention import merge_many, merge_states, sliced_attention
 from .triton_gather import gather
 from .triton_pages import score_pages
@@ -30,5 +30,6 @@ __all__ = [
     "score_pages",
     "score_tokens",
     "select",
+    "select_slice",
     "sliced_attention",
 ]
