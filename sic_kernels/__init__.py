@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:  # what the table below resolves to, for type checkers and editors
+    import sic_kernels.delta
     import sic_kernels.integrations
     import sic_kernels.slicing
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # what the table below resolves to, for type checkers and edi
 # public name -> (module, attribute; "" is the module itself)
 _PUBLIC = {
     "slicing": (".slicing", ""),
+    "delta": (".delta", ""),
     "integrations": (".integrations", ""),
     "backends": (".runtime.backends", "backends"),
     "metrics": (".runtime.metrics", ""),
@@ -55,6 +57,7 @@ __all__ = [
     "__version__",
     "backends",
     "config",
+    "delta",
     "gate",
     "integrations",
     "metrics",

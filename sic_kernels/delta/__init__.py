@@ -11,6 +11,7 @@ can be read at another position. Conventions of arrays, block tables, lengths, `
 those of `sic_kernels.slicing`.
 """
 
+from .cache import DeltaKVCache
 from .codec import PRESETS, Codec
 from .fit import fit_templates
 from .ops import RawTail, decode, delta_attention, encode
@@ -21,6 +22,7 @@ from .templates import Templates
 __all__ = [
     "PRESETS",
     "Codec",
+    "DeltaKVCache",
     "DeltaPages",
     "RawTail",
     "Rope",

@@ -160,6 +160,7 @@ class DeltaKVCache(PagedRows):
             raise ArgumentError.of("DeltaKVCache", "dtype", dtype, "float16|bfloat16|float32")
         if rows_per_outlier < 1:
             raise ArgumentError.of("DeltaKVCache", "rows_per_outlier", rows_per_outlier, "1 or more")
+        self.unit, self.planes = "token", PLANES
         self.dtype, self.device, self.rows_per_outlier = dtype, first.device, rows_per_outlier
         self._start(batch, capacity)
         self._coded = [0] * batch  # tokens of each row that are coded; the others wait in its tail
@@ -181,6 +182,10 @@ class DeltaKVCache(PagedRows):
     def coded(self) -> tuple[int, ...]:
         """Tokens of each row that are coded; the others are in its raw tail."""
         return tuple(self._coded)
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(store.codec.row_bytes for store in self._store) // self.layers
 
     def codec(self, layer: int) -> Codec:
         return self._store[layer].codec

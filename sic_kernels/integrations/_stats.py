@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..slicing.cache import SlicedKVCache
+from ..slicing.paged_rows import PagedRows
 
 Tensor = torch.Tensor
 
@@ -54,7 +54,7 @@ class StatsRecorder:
 
     def clear(self) -> None:
         self._waiting: list[tuple[int, Any]] = []
-        self._pages: SlicedKVCache | None = None
+        self._pages: PagedRows | None = None
         self._step_fallbacks: Tensor | None = None
         self._host = [[0] * len(STATUS_NAMES) for _ in range(self.layers)]
         self._counts: Tensor | None = None  # i64 [layers, Hq, status]
@@ -70,7 +70,7 @@ class StatsRecorder:
         B, T, Hq = q.shape[:3]
         self._host[layer][DENSE_PREFILL if policy.max_sliced_T < T else why] += B * T * Hq
 
-    def sliced(self, layer: int, result: Any, pages: SlicedKVCache, policy: Any) -> None:
+    def sliced(self, layer: int, result: Any, pages: PagedRows, policy: Any) -> None:
         """Take note of one `SliceResult`."""
         if result.selection is None:
             self.dense(layer, result.out, policy)
@@ -114,11 +114,10 @@ class StatsRecorder:
         """Head-steps of the last step that were recomputed dense."""
         return 0 if self._step_fallbacks is None else int(self._step_fallbacks)
 
-    def _bytes(self, pages: SlicedKVCache, T: int, layers: int) -> None:
-        element = torch.empty((), dtype=pages.dtype).element_size()
-        self._row_bytes = (pages.head_dim + pages.v_head_dim) * element
+    def _bytes(self, pages: PagedRows, T: int, layers: int) -> None:
+        self._row_bytes = pages.row_bytes
         visible = sum(max(0, length - T + t + 1) for length in pages.lengths for t in range(T)) * pages.kv_heads
-        self._bytes_dense += layers * visible * self._row_bytes
+        self._bytes_dense += layers * visible * pages.plain_row_bytes
         self._bytes_index += layers * _index_bytes(pages, visible)
 
     def read(self) -> AttentionStats:
@@ -165,7 +164,7 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
-def _index_bytes(pages: SlicedKVCache, tokens: int) -> int:
+def _index_bytes(pages: PagedRows, tokens: int) -> int:
     """Index bytes that selection reads for `tokens` visible tokens (times KV heads): all planes, in one pass."""
     if pages.unit == "page":
         element = torch.empty((), dtype=pages.dtype).element_size()

@@ -234,24 +234,24 @@ class SlicedCache(Cache):
         pages.append(layer, pending.k, pending.v, live)
         plain = all(options[name] is None for name in ("softcap", "window", "sinks"))
         if plain and self.policy.max_sliced_T < T:
-            out = prefill_attention(q, pages, layer, live, options["scale"])
+            out = prefill_attention(q, pages, layer, live, options["scale"], self._fresh(pending))
             self._recorder.dense(layer, out, self.policy)
         else:
             out = self._decode(layer, q.transpose(1, 2), options)
         self._end(layer)
         return out
 
+    def _fresh(self, pending: PendingKV) -> tuple[Tensor, Tensor] | None:
+        """The new keys and values, where the cache keeps something less exact."""
+        return None
+
     def _begin(self, pending: PendingKV, mask: Tensor | None) -> Tensor | None:
         """Which of the new tokens are real (None: all). The first layer of a step decides for all."""
         if self._step_layers:
             return self._step_live
-        B, heads, T, width = pending.k.shape
+        B, _, T, _ = pending.k.shape
         if self.pages is None:
-            self.pages = SlicedKVCache(
-                len(self.layers), heads, width, pending.v.shape[-1], batch=B, page_size=self.page_size,
-                dtype=self.dtype or pending.k.dtype, device=pending.k.device, unit=self.policy.unit,
-                params=self._given_params, capacity=self.capacity,
-            )  # fmt: skip
+            self.pages = self._new_pages(pending.k, pending.v)
         if self.pages.batch != B:
             raise ArgumentError.of(
                 "SlicedCache", "keys", f"batch {B}", f"batch {self.pages.batch}, as the rows it holds"
@@ -259,6 +259,14 @@ class SlicedCache(Cache):
         self._step_live = self._new_live(mask, B, T)
         self._step_layers = set(range(len(self.layers)))
         return self._step_live
+
+    def _new_pages(self, k: Tensor, v: Tensor) -> Any:
+        """An empty cache for keys and values `[B,Hkv,T,D]` like these."""
+        return SlicedKVCache(
+            len(self.layers), k.shape[1], k.shape[3], v.shape[3], batch=k.shape[0], page_size=self.page_size,
+            dtype=self.dtype or k.dtype, device=k.device, unit=self.policy.unit, params=self._given_params,
+            capacity=self.capacity,
+        )  # fmt: skip
 
     def _new_live(self, mask: Tensor | None, B: int, T: int) -> Tensor | None:
         """Check the mask `[B,seen+T]`, note its new part; bool `[B,T]`, None where no new token is padding."""

@@ -105,7 +105,7 @@ def select_slice(
     policy = _default_policy() if policy is None else policy
     q4, flat = with_tokens(q)
     sketch = _index_inputs("select_slice", index, policy)
-    page = index.page_size if isinstance(index, KeySketch) else page_size
+    page = index.page if isinstance(index, KeySketch) else page_size
     if page is None:
         raise ArgumentError.of("select_slice", "page_size", "None", "that of the cache, for a page summary")
     inputs = (

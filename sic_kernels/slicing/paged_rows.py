@@ -92,6 +92,9 @@ class PagedRows:
     v_head_dim: int
     page_size: int
     device: torch.device
+    dtype: torch.dtype  # of rows that are kept as they are
+    unit: str  # what the index selects: "token" or "page"
+    planes: int  # of a key sketch
     _store: Sequence[Any]
 
     def _set_sizes(
@@ -143,6 +146,10 @@ class PagedRows:
     def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
         raise NotImplementedError
 
+    def row(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[Hkv,n,D]` of one row."""
+        raise NotImplementedError
+
     def _rows_cut(self, start: list[int]) -> None:
         """After `crop`: row r's last page is to be looked at from token start[r] on (its length: nothing is)."""
 
@@ -150,6 +157,16 @@ class PagedRows:
         """After `reorder`: new row i was row chosen[i]."""
 
     # --- what it holds ------------------------------------------------------------------------------------------
+
+    @property
+    def plain_row_bytes(self) -> int:
+        """Bytes of key and value of one token and head in `dtype`."""
+        return (self.head_dim + self.v_head_dim) * torch.empty((), dtype=self.dtype).element_size()
+
+    @property
+    def row_bytes(self) -> int:
+        """The same as they are stored."""
+        return self.plain_row_bytes
 
     @property
     def batch(self) -> int:
