@@ -17,7 +17,9 @@ SIC_INLINE void load_row(const TensorView& v, int64_t offset, int64_t n, float f
 SIC_INLINE void store_row(const TensorView& v, int64_t offset, int64_t n, const float* row, float factor) {
   with_float_type(v.dtype, [&](auto t) {
     auto* p = v.as<decltype(t)>() + offset;
-    for (int64_t i = 0; i < n; ++i) from_float(row[i] * factor, p[i]);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(p + i, load(row + i) * splat(factor));
+    for (; i < n; ++i) from_float(row[i] * factor, p[i]);
   });
 }
 

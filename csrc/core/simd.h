@@ -156,6 +156,34 @@ template <class T>
 SIC_INLINE void store(T* p, vf v) {
   store_first(p, v, W);
 }
+// The low half of each lane.
+SIC_INLINE void store_halves(uint16_t* p, vu v) {
+#if defined(__AVX512BW__)
+  store_as(p, _mm512_cvtepi32_epi16(__m512i(v)));
+#elif defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32(__m256i(v & 0xffff), __m256i(v & 0xffff));
+  store_as(p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+  store_as(p, __builtin_convertvector(v, vh_half));
+#endif
+}
+// Rounded as from_float does.
+SIC_INLINE void store(bf16_t* p, vf v) {
+  const vu u = bit_cast<vu>(v), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+  store_halves(&p->bits, v == v ? rounded : (u >> 16 | 0x40));
+}
+#if defined(__AVX2__) || defined(__aarch64__)
+SIC_INLINE void store(f16_t* p, vf v) {
+  const vf number = v == v ? v : bit_cast<vf>((bit_cast<vu>(v) & 0x80000000) | 0x7fc00000);
+#if defined(__AVX512BW__)
+  store_as(p, _mm512_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  store_as(p, _mm256_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
+#else
+  store_as(p, vcvt_f16_f32(number));
+#endif
+}
+#endif
 
 // ---- reductions: always by halves, lane i with lane i + n/2 ----
 

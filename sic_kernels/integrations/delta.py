@@ -33,7 +33,7 @@ class DeltaCache(SlicedCache):
     """A transformers `Cache` on `DeltaKVCache` pages.
 
     config: the model's (or the model).  codecs: one a layer.  policy: what a decode step reads, by tokens; None: all.
-    dtype: of raw rows and of the raw tail.  The other arguments are those of `SlicedCache`.
+    dtype: of raw rows and of the raw tail (None: that of the keys).  The other arguments are those of `SlicedCache`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DeltaCache(SlicedCache):
         page_size: int = 16,
         params: Any = None,
         capacity: int = 0,
-        dtype: torch.dtype = torch.float16,
+        dtype: torch.dtype | None = torch.float16,
     ) -> None:
         if policy is not None and policy.unit != "token":
             raise ArgumentError.of("DeltaCache", "policy.unit", repr(policy.unit), "'token': the index is a key sketch")
@@ -66,7 +66,7 @@ class DeltaCache(SlicedCache):
 
     def _new_pages(self, k: Tensor, v: Tensor) -> delta.DeltaKVCache:
         return delta.DeltaKVCache(
-            self.codecs, batch=k.shape[0], page_size=self.page_size, dtype=self.dtype, params=self._given_params,
+            self.codecs, batch=k.shape[0], page_size=self.page_size, dtype=self.dtype or k.dtype, params=self._given_params,
             capacity=self.capacity,
         )  # fmt: skip
 
