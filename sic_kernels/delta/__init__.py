@@ -11,6 +11,7 @@ can be read at another position. Conventions of arrays, block tables, lengths, `
 those of `sic_kernels.slicing`.
 """
 
+from .blob import Blob, BlobError, inspect_blob, pack_blob, unpack_blob
 from .cache import DeltaKVCache
 from .codec import PRESETS, Codec
 from .fit import fit_templates
@@ -21,6 +22,8 @@ from .templates import Templates
 
 __all__ = [
     "PRESETS",
+    "Blob",
+    "BlobError",
     "Codec",
     "DeltaKVCache",
     "DeltaPages",
@@ -31,4 +34,7 @@ __all__ = [
     "delta_attention",
     "encode",
     "fit_templates",
+    "inspect_blob",
+    "pack_blob",
+    "unpack_blob",
 ]

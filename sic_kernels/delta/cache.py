@@ -22,7 +22,6 @@ from ..slicing.types import KeySketch, SketchParams
 from .codec import Codec
 from .ops import RawTail, decode, delta_attention, encode
 from .pages import DeltaPages
-from .reference_layout import RAW_SCALE
 
 Tensor = torch.Tensor
 
@@ -78,38 +77,20 @@ class _LayerCodes:
         self.bits, self.norm = bits, norm
 
     def copy_page(self, source: int, target: int) -> None:
-        """A copy with raw rows of its own: entries belong to the slot that they were made for."""
-        c = self.coded
-        assert c is not None
-        for array in (c.k_codes, c.v_codes, c.tags):
-            array[target] = array[source]
+        assert self.coded is not None
+        ids = torch.tensor([source, target], dtype=torch.int64, device=self.owner.device)
+        raw = self.coded.raw_rows(ids[:1])[0].numel()
+        free = self.coded.raw.shape[0] - int(self.coded.raw_state[0])
+        if raw > free:
+            self.grow_raw(raw - free)
+        self.coded.copy_from(self.coded, ids[:1], ids[1:])
         if self.bits is not None and self.norm is not None:
             self.bits[:, target], self.norm[:, target] = self.bits[:, source], self.norm[:, source]
-        scales = c.tags[source, :, :, :2].contiguous().view(torch.int16)[..., 0]
-        heads, offsets = (scales == RAW_SCALE).nonzero().unbind(1)
-        if heads.numel():
-            self._copy_raw(c, target, heads, offsets)
-
-    def _copy_raw(self, c: DeltaPages, target: int, heads: Tensor, offsets: Tensor) -> None:
-        free = (c.raw_owner < 0).nonzero()[:, 0]
-        if free.numel() < heads.numel():
-            self.grow_raw(heads.numel() - free.numel())
-            return self._copy_raw(self.coded, target, heads, offsets)  # type: ignore[arg-type]
-        new = free[: heads.numel()]
-        codes = c.k_codes[target, heads, offsets, :4].contiguous().view(torch.int32)[:, 0].long()
-        c.raw[new] = c.raw[codes]
-        c.raw_owner[new] = (target * self.owner.page_size + offsets) * self.owner.kv_heads + heads
-        c.raw_state[0] += heads.numel()
-        c.k_codes[target, heads, offsets, :4] = new.int()[:, None].view(torch.uint8)
 
     def grow_raw(self, entries: int) -> None:
         """Room for so many raw rows more, at least half as many again as there are."""
-        c = self.coded
-        assert c is not None
-        more = max(entries, c.raw.shape[0] // 2)
-        raw = torch.cat((c.raw, c.raw.new_zeros(more, c.raw.shape[1])))
-        owner = torch.cat((c.raw_owner, c.raw_owner.new_full((more,), -1)))
-        self.coded = DeltaPages(c.k_codes, c.v_codes, c.tags, raw, owner, c.raw_state)
+        assert self.coded is not None
+        self.coded = self.coded.with_raw_room(max(entries, self.coded.raw.shape[0] // 2))
 
     def parts(self) -> dict[str, int]:
         sizes = {} if self.coded is None else self.coded.sizes()

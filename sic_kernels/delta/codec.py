@@ -137,9 +137,14 @@ class Codec:
         return self.k_templates.centres.device
 
     @property
+    def widths(self) -> tuple[int, int, int]:
+        """Bytes of a row's codes of key and value, and of its tag (scales, template ids)."""
+        return code_bytes(self.Dk, self.k_bits), code_bytes(self.Dv, self.v_bits), TAG_BYTES
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one token and KV head: codes of key and value, scales, template ids."""
-        return code_bytes(self.Dk, self.k_bits) + code_bytes(self.Dv, self.v_bits) + TAG_BYTES
+        """Bytes of one token and KV head."""
+        return sum(self.widths)
 
     @property
     def keeps_all_raw(self) -> bool:

@@ -11,7 +11,7 @@ from ..runtime import native
 from ..runtime.errors import ArgumentError
 from ..slicing.types import integer
 from .codec import Codec
-from .reference_layout import TAG_BYTES, code_bytes
+from .reference_layout import RAW_SCALE, TAG_BYTES, from_little_endian, little_endian
 
 Tensor = torch.Tensor
 
@@ -75,8 +75,7 @@ class DeltaPages:
         if raw_rows is None:
             raw_rows = rows if codec.keeps_all_raw else min(rows, Hkv * codec.sinks + -(-rows // ROWS_PER_ESCAPE))
         E = _count("raw_rows", raw_rows, 0)
-        widths = (code_bytes(Dk, codec.k_bits), code_bytes(Dv, codec.v_bits), TAG_BYTES)
-        k_codes, v_codes, tags = (_zeros(Hkv, P, page, width, device=device).transpose(0, 1) for width in widths)
+        k_codes, v_codes, tags = (_zeros(Hkv, P, page, width, device=device).transpose(0, 1) for width in codec.widths)
         raw = torch.zeros(E, Dk + Dv, dtype=raw_dtype, device=device)
         owner = torch.full((E,), -1, dtype=torch.int64, device=device)
         return cls(k_codes, v_codes, tags, raw, owner, torch.zeros(2, dtype=torch.int32, device=device))
@@ -89,12 +88,52 @@ class DeltaPages:
         """The tensors as the ops take them."""
         return self.k_codes, self.v_codes, self.tags, self.raw, self.raw_owner, self.raw_state
 
+    def to(self, device: torch.device | str) -> DeltaPages:
+        """The same pages on another device."""
+        return DeltaPages(*(x.to(device) for x in self.inputs()))
+
     def sizes(self) -> dict[str, int]:
         """Bytes of every part, all pages."""
         codes = {"k_codes": self.k_codes.nbytes, "v_codes": self.v_codes.nbytes}
         rows = self.tags.nbytes // TAG_BYTES
         raw = {"raw": self.raw.nbytes, "raw_index": self.raw_owner.nbytes + self.raw_state.nbytes}
         return {**codes, "scales": 4 * rows, "ids": 2 * rows, **raw}
+
+    def raw_rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rows of pages `ids` that are kept raw: index into ids, head, offset, entry; in this order."""
+        tags = self.tags[ids]
+        low, high = RAW_SCALE & 0xFF, RAW_SCALE >> 8
+        page, head, offset = ((tags[..., 0] == low) & (tags[..., 1] == high)).nonzero().unbind(1)
+        entry = from_little_endian(self.k_codes[ids[page], head, offset, :4])
+        return page, head, offset, entry
+
+    def copy_from(self, source: DeltaPages, source_ids: Tensor, ids: Tensor) -> None:
+        """Pages `source_ids` of `source` (which may be these pages) into the pages `ids`, raw rows into entries of their own.
+
+        ids, source_ids: i64 [n]; none of `ids` twice. `ArgumentError` if the raw table has no room, before anything is
+        written. Not for capture: it waits for the device.
+        """
+        page, head, offset, entry = source.raw_rows(source_ids)
+        rows = self.page_size * self.k_codes.shape[1]  # of a page
+        freed = torch.isin(self.raw_owner.div(rows, rounding_mode="floor"), ids) & (self.raw_owner >= 0)
+        free = ((self.raw_owner < 0) | freed).nonzero()[:, 0]
+        if free.numel() < entry.numel():
+            raise ArgumentError.of("copy_from", "raw", f"{free.numel()} free entries", f"{entry.numel()} for raw rows")
+        kept = source.raw[entry].to(self.raw.dtype)
+        for name in ("k_codes", "v_codes", "tags"):
+            getattr(self, name)[ids] = getattr(source, name)[source_ids]
+        self.raw_owner[freed] = -1
+        new = free[: entry.numel()]
+        self.raw[new] = kept
+        self.raw_owner[new] = (ids[page] * self.page_size + offset) * self.k_codes.shape[1] + head
+        self.raw_state[0] = (self.raw_owner >= 0).sum()
+        self.k_codes[ids[page], head, offset, :4] = little_endian(new, 4)
+
+    def with_raw_room(self, entries: int) -> DeltaPages:
+        """The same pages with room for so many raw rows more; the other arrays are shared."""
+        raw = torch.cat((self.raw, self.raw.new_zeros(entries, self.raw.shape[1])))
+        owner = torch.cat((self.raw_owner, self.raw_owner.new_full((entries,), -1)))
+        return dataclasses.replace(self, raw=raw, raw_owner=owner)
 
     def nbytes(self) -> int:
         """Bytes of everything; templates belong to the model and are counted there."""

@@ -1,0 +1,461 @@
+"""Blobs: pages of a cache as bytes, in memory, on disk or on the wire.
+
+A blob is a header of 64 bytes, a table of sections and the sections, all little-endian (docs/delta.md draws it). Every byte is
+covered by a CRC32C or checked to be zero, sizes are checked against each other before anything is allocated, and nothing in it
+is executed. Whatever is wrong is a `BlobError`; there is no partial result.
+
+Needs the packages of `pip install 'sic_kernels[blobs]'`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..runtime.errors import ArgumentError, SicError
+from ..slicing.types import KeySketch, SketchParams
+from .codec import Codec
+from .pages import RAW_DTYPES, DeltaPages
+
+Tensor = torch.Tensor
+
+MAGIC = b"SICBLOB\0"
+MAJOR, MINOR = 1, 0
+HEADER = struct.Struct(
+    "<8sHHIIIQ16s8sII"
+)  # magic, version, flags, sections, length, fingerprint, reserved, table CRC, header CRC
+ENTRY = struct.Struct("<4sHHQQQII")  # kind, encoding, item bytes, offset, stored bytes, bytes, stored CRC, CRC
+ALIGNMENT = 64
+MAX_SECTIONS = 64
+STORED, ZSTD, PLANES = 0, 1, 2  # encodings; PLANES: byte i of every item together, then zstd
+KNOWN_REQUIRED = 0  # required flags that this version understands
+LEVEL = 3  # of zstd
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class BlobError(SicError, ValueError):
+    """The bytes are not a blob, are damaged or cut short, or were made with something else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One entry of the table."""
+
+    kind: str
+    encoding: int
+    item: int
+    offset: int
+    stored: int
+    size: int
+    stored_crc: int
+    crc: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blob:
+    """What `unpack_blob` found. meta: what it says about itself; tokens: i64 [n] or None.
+
+    pages, index: of a coded blob, with pages 0, 1, .. in the order they were packed (pages is None if they were written to
+    pages of the caller's).  k, v: of a lossless one, the same bits, shape and type as packed.
+    """
+
+    meta: Mapping[str, Any]
+    tokens: Tensor | None
+    pages: DeltaPages | None = None
+    index: KeySketch | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def pack_blob(
+    codec: Codec | None,
+    pages: DeltaPages | tuple[Tensor, Tensor],
+    page_ids: Sequence[int] | Tensor | None = None,
+    *,
+    tokens: Sequence[int] | Tensor | None = None,
+    index: KeySketch | None = None,
+    about: Mapping[str, str] | None = None,
+) -> bytes:
+    """Pages as bytes.
+
+    Coded: `pages` written with `codec`; page_ids: which, in this order (None: all); index: their key sketch goes along.
+    Lossless (codec None): pages = (k, v), float tensors of any shape; their bits are kept, NaN payloads and -0.0 included,
+    in at most their own bytes and the header.
+    tokens: what the pages hold, to be compared before they are used.  about: strings of the caller's.
+    Deterministic: the same rows give the same bytes, wherever in the pages they lay.
+    """
+    if codec is None:
+        meta, parts, fingerprint = _lossless_parts(pages)
+    else:
+        meta, parts, fingerprint = _coded_parts(codec, pages, page_ids, index)
+    if tokens is not None:
+        ids = torch.as_tensor(tokens, dtype=torch.int64).cpu().contiguous()
+        if ids.ndim != 1:
+            raise ArgumentError.of("pack_blob", "tokens", list(ids.shape), "[n]")
+        meta["tokens"] = ids.numel()
+        parts.append(("TOKN", 8, _bytes_of(ids)))
+    meta["about"] = {str(k): str(v) for k, v in (about or {}).items()}
+    encoded_meta = json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()
+    return _assemble([("META", 1, encoded_meta), *parts], fingerprint, compress=codec is None)
+
+
+def _lossless_parts(pages: Any) -> tuple[dict[str, Any], list[tuple[str, int, bytes]], bytes]:
+    if not isinstance(pages, tuple) or len(pages) != 2:
+        raise ArgumentError.of("pack_blob", "pages", type(pages).__name__, "(k, v) without a codec")
+    meta: dict[str, Any] = {"mode": "lossless"}
+    parts = []
+    for name, x in zip(("k", "v"), pages):
+        if not isinstance(x, Tensor) or x.dtype not in RAW_DTYPES:
+            got = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError.of("pack_blob", name, got, "|".join(DTYPES))
+        meta[name] = {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape)}
+        parts.append((name.upper() + "RAW", x.element_size(), _bytes_of(x)))
+    return meta, parts, bytes(16)
+
+
+def _coded_parts(
+    codec: Codec, pages: Any, page_ids: Any, index: KeySketch | None
+) -> tuple[dict[str, Any], list[tuple[str, int, bytes]], bytes]:
+    if not isinstance(codec, Codec) or not isinstance(pages, DeltaPages):
+        got = f"{type(codec).__name__}, {type(pages).__name__}"
+        raise ArgumentError.of("pack_blob", "codec, pages", got, "Codec, DeltaPages")
+    P, Hkv, page, _ = pages.k_codes.shape
+    ids = _page_ids("pack_blob", page_ids, P, pages.k_codes.device)
+    n, entries = ids.numel(), pages.raw_rows(ids)[0].numel()
+    compact = DeltaPages.allocate(
+        codec, n, page, Hkv, codec.Dk, codec.Dv, pages.k_codes.device, raw_rows=entries, raw_dtype=pages.raw.dtype
+    )
+    compact.copy_from(pages, ids, torch.arange(n, device=ids.device))
+    meta: dict[str, Any] = {
+        "mode": "coded", "pages": n, "page_size": page, "heads": Hkv, "Dk": codec.Dk, "Dv": codec.Dv,
+        "k_bits": codec.k_bits, "v_bits": codec.v_bits, "raw_rows": entries,
+        "raw_dtype": str(pages.raw.dtype).removeprefix("torch."), "codec": codec.fingerprint,
+    }  # fmt: skip
+    arrays = {"KCOD": compact.k_codes, "VCOD": compact.v_codes, "TAGS": compact.tags, "RAWR": compact.raw}
+    parts = [(kind, 1, _bytes_of(array)) for kind, array in arrays.items()]
+    parts.append(("RAWO", 8, _bytes_of(compact.raw_owner)))
+    if index is not None:
+        meta["sketch"] = {"planes": index.planes}
+        parts += [("SBIT", 1, _bytes_of(index.bits[ids])), ("SNRM", 2, _bytes_of(index.norm[ids]))]
+        parts += [("SCEN", 4, _bytes_of(index.params.centre)), ("SSCL", 4, _bytes_of(index.params.scale))]
+    return meta, parts, bytes.fromhex(codec.fingerprint)
+
+
+def _page_ids(op: str, page_ids: Any, pages: int, device: torch.device) -> Tensor:
+    if page_ids is None:
+        return torch.arange(pages, device=device)
+    ids = torch.as_tensor(page_ids, dtype=torch.int64, device=device)
+    if ids.ndim != 1 or bool(((ids < 0) | (ids >= pages)).any()) or ids.unique().numel() != ids.numel():
+        raise ArgumentError.of(op, "page_ids", ids.tolist(), f"different pages from 0 to {pages - 1}")
+    return ids
+
+
+def _bytes_of(x: Tensor) -> bytes:
+    return x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _assemble(parts: list[tuple[str, int, bytes]], fingerprint: bytes, compress: bool) -> bytes:
+    at = HEADER.size + ENTRY.size * len(parts)
+    table, body = b"", b""
+    for kind, item, data in parts:
+        encoding, stored = _encoded(data, item) if compress or kind in ("META", "TOKN") else (STORED, data)
+        gap = -(at + len(body)) % ALIGNMENT
+        offset = at + len(body) + gap
+        body += bytes(gap) + stored
+        table += ENTRY.pack(kind.encode(), encoding, item, offset, len(stored), len(data), _crc(stored), _crc(data))
+    fields = (MAGIC, MAJOR, MINOR, 0, 0, len(parts), at + len(body), fingerprint, bytes(8), _crc(table))
+    head = HEADER.pack(*fields, 0)[:-4]
+    return head + struct.pack("<I", _crc(head)) + table + body
+
+
+def _encoded(data: bytes, item: int) -> tuple[int, bytes]:
+    """The smallest of what the encodings make of it."""
+    compress = _zstandard().ZstdCompressor(level=LEVEL, write_content_size=True).compress
+    candidates = [(STORED, data), (ZSTD, compress(data))]
+    if item > 1:
+        candidates.append((PLANES, compress(_to_planes(data, item))))
+    return min(candidates, key=lambda c: len(c[1]))
+
+
+def _to_planes(data: bytes, item: int) -> bytes:
+    return b"".join(data[i::item] for i in range(item))
+
+
+def _from_planes(data: bytes, item: int) -> bytes:
+    out = bytearray(len(data))
+    n = len(data) // item
+    for i in range(item):
+        out[i::item] = data[i * n : (i + 1) * n]
+    return bytes(out)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def unpack_blob(
+    data: bytes | bytearray | memoryview,
+    codec: Codec | None = None,
+    pages: DeltaPages | None = None,
+    page_ids: Sequence[int] | Tensor | None = None,
+) -> Blob:
+    """What `pack_blob` packed.
+
+    codec: of a coded blob, that it was made with (its fingerprint is compared).  pages, page_ids: pages of the caller's to
+    write to, one for each of the blob; without, new ones are made on the codec's device.
+    `BlobError` for whatever is wrong with the bytes, `ArgumentError` for pages without room; nothing is written then.
+    """
+    view = _view(data)
+    sections, fingerprint = _table(view)
+    meta = _meta(view, sections)
+    tokens = _tokens(view, sections, meta)
+    if meta["mode"] == "lossless":
+        k, v = (_lossless(view, sections, meta, name) for name in ("k", "v"))
+        return Blob(meta, tokens, k=k, v=v)
+    if not isinstance(codec, Codec):
+        raise BlobError(f"a coded blob needs the codec it was made with, fingerprint {fingerprint.hex()}")
+    if fingerprint.hex() != codec.fingerprint or meta.get("codec") != codec.fingerprint:
+        raise BlobError(
+            f"made with codec {fingerprint.hex()} (its templates, bits, RoPE), not with {codec.fingerprint}"
+        )
+    found = _coded(view, sections, meta, codec)
+    index = _index(view, sections, meta, codec)
+    if pages is None:
+        return Blob(meta, tokens, found, index)
+    ids = _page_ids("unpack_blob", page_ids, pages.k_codes.shape[0], pages.k_codes.device)
+    n = meta["pages"]
+    if ids.numel() != n or pages.k_codes.shape[1:] != found.k_codes.shape[1:]:
+        got = f"{ids.numel()} of {list(pages.k_codes.shape[1:])}"
+        raise ArgumentError.of("unpack_blob", "pages", got, f"{n} of {list(found.k_codes.shape[1:])}")
+    pages.copy_from(found, torch.arange(n, device=ids.device), ids)
+    return Blob(meta, tokens, None, index)
+
+
+def inspect_blob(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """What a blob says about itself, all checks made: version, fingerprint, meta, sections with their sizes."""
+    view = _view(data)
+    sections, fingerprint = _table(view)
+    meta = _meta(view, sections)
+    for section in sections.values():
+        _decoded(view, section)
+    names = {STORED: "stored", ZSTD: "zstd", PLANES: "byte planes, zstd"}
+    return {
+        "version": f"{view[8] | view[9] << 8}.{view[10] | view[11] << 8}",
+        "bytes": len(view),
+        "codec": fingerprint.hex() if meta["mode"] == "coded" else None,
+        "meta": meta,
+        "sections": [
+            {"kind": s.kind, "encoding": names[s.encoding], "stored": s.stored, "bytes": s.size}
+            for s in sections.values()
+        ],
+    }
+
+
+def _view(data: Any) -> memoryview:
+    try:
+        return memoryview(data).cast("B")
+    except TypeError:
+        raise ArgumentError.of("unpack_blob", "data", type(data).__name__, "bytes") from None
+
+
+def _table(view: memoryview) -> tuple[dict[str, Section], bytes]:
+    """Header and table, checked; sections by kind."""
+    if len(view) < HEADER.size:
+        raise BlobError(f"{len(view)} bytes: shorter than a header")
+    magic, major, _minor, required, _, count, length, fingerprint, reserved, table_crc, crc = HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise BlobError("not a blob: it begins with other bytes")
+    if crc != _crc(view[: HEADER.size - 4]):
+        raise BlobError("the header is damaged")
+    if major != MAJOR:
+        raise BlobError(f"version {major}: this library reads version {MAJOR}")
+    if required & ~KNOWN_REQUIRED or reserved != bytes(8):
+        raise BlobError(f"needs features that this library does not know (flags {required:#x})")
+    if length != len(view):
+        raise BlobError(f"{len(view)} bytes of {length}")
+    end = HEADER.size + ENTRY.size * count
+    if count > MAX_SECTIONS or end > len(view):
+        raise BlobError(f"{count} sections do not fit")
+    if table_crc != _crc(view[HEADER.size : end]):
+        raise BlobError("the table of sections is damaged")
+    return _sections(view, count, end), fingerprint
+
+
+def _sections(view: memoryview, count: int, end: int) -> dict[str, Section]:
+    found: dict[str, Section] = {}
+    at = end
+    for i in range(count):
+        kind, *rest = ENTRY.unpack_from(view, HEADER.size + ENTRY.size * i)
+        section = Section(kind.decode("latin-1"), *rest)
+        start = at + -at % ALIGNMENT
+        if section.kind in found or section.offset != start or start + section.stored > len(view):
+            raise BlobError(f"section {section.kind!r} does not lie where it should")
+        if bytes(view[at:start]).strip(b"\0"):
+            raise BlobError(f"bytes before section {section.kind!r} that belong to nothing")
+        at = start + section.stored
+        found[section.kind] = section
+    if at != len(view):
+        raise BlobError(f"{len(view) - at} bytes behind the last section")
+    return found
+
+
+def _decoded(view: memoryview, section: Section) -> bytes:
+    stored = view[section.offset : section.offset + section.stored]
+    if _crc(stored) != section.stored_crc:
+        raise BlobError(f"section {section.kind!r} is damaged")
+    if section.encoding == STORED:
+        data = bytes(stored)
+    elif section.encoding in (ZSTD, PLANES):
+        data = _decompressed(stored, section)
+    else:
+        raise BlobError(f"section {section.kind!r} has an unknown encoding, {section.encoding}")
+    if section.encoding == PLANES:
+        if section.item < 1 or len(data) % section.item:
+            raise BlobError(f"section {section.kind!r} has items of {section.item} bytes")
+        data = _from_planes(data, section.item)
+    if len(data) != section.size or _crc(data) != section.crc:
+        raise BlobError(f"section {section.kind!r} is not what was packed")
+    return data
+
+
+def _decompressed(stored: memoryview, section: Section) -> bytes:
+    """At most the bytes that the table speaks of, whatever the stream says."""
+    zstandard = _zstandard()
+    out = bytearray()
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(bytes(stored), read_across_frames=False) as reader:
+            while len(out) <= section.size:
+                more = reader.read(min(1 << 20, section.size + 1 - len(out)))
+                if not more:
+                    break
+                out += more
+    except zstandard.ZstdError as error:
+        raise BlobError(f"section {section.kind!r}: {error}") from None
+    return bytes(out)
+
+
+def _need(view: memoryview, sections: Mapping[str, Section], kind: str, size: int) -> bytes:
+    """A section that has exactly so many bytes."""
+    if kind not in sections:
+        raise BlobError(f"section {kind!r} is missing")
+    if sections[kind].size != size:
+        raise BlobError(f"section {kind!r} has {sections[kind].size} bytes, the shapes say {size}")
+    return _decoded(view, sections[kind])
+
+
+def _meta(view: memoryview, sections: Mapping[str, Section]) -> dict[str, Any]:
+    section = sections.get("META")
+    if section is None:
+        raise BlobError("section 'META' is missing")
+    if section.size > 1 << 20:
+        raise BlobError(f"section 'META' of {section.size} bytes")
+    try:
+        meta = json.loads(_decoded(view, section))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BlobError):
+            raise
+        raise BlobError(f"section 'META': {error}") from None
+    if not isinstance(meta, dict) or meta.get("mode") not in ("coded", "lossless"):
+        raise BlobError("section 'META' names no mode")
+    return meta
+
+
+def _sizes(meta: Mapping[str, Any], *names: str) -> list[int]:
+    values = [meta.get(name) for name in names]
+    for name, value in zip(names, values):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 40:
+            raise BlobError(f"section 'META': {name} is {value!r}")
+    return values  # type: ignore[return-value]
+
+
+def _dtype(name: Any) -> torch.dtype:
+    if not isinstance(name, str) or name not in DTYPES:
+        raise BlobError(f"section 'META': type {name!r}")
+    return DTYPES[name]
+
+
+def _tensor(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(*shape)
+
+
+def _tokens(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any]) -> Tensor | None:
+    if "tokens" not in meta:
+        return None
+    (n,) = _sizes(meta, "tokens")
+    return _tensor(_need(view, sections, "TOKN", 8 * n), torch.int64, [n])
+
+
+def _lossless(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any], name: str) -> Tensor:
+    about = meta.get(name)
+    shape = about.get("shape") if isinstance(about, dict) else None
+    if not isinstance(shape, list) or len(shape) > 8:
+        raise BlobError(f"section 'META': shape of {name!r} is {shape!r}")
+    sizes = _sizes({str(i): n for i, n in enumerate(shape)}, *map(str, range(len(shape))))
+    dtype = _dtype(about.get("dtype"))  # type: ignore[union-attr]
+    count = 1
+    for n in sizes:
+        count *= n
+    return _tensor(_need(view, sections, name.upper() + "RAW", count * dtype.itemsize), dtype, sizes)
+
+
+def _coded(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any], codec: Codec) -> DeltaPages:
+    P, page, Hkv, Dk, Dv, E = _sizes(meta, "pages", "page_size", "heads", "Dk", "Dv", "raw_rows")
+    if (Hkv, Dk, Dv) != (codec.heads, codec.Dk, codec.Dv) or page < 1:
+        raise BlobError(f"pages of {Hkv} heads, {Dk} and {Dv} channels, not those of the codec")
+    dtype = _dtype(meta.get("raw_dtype"))
+    widths = {"KCOD": codec.widths[0], "VCOD": codec.widths[1], "TAGS": codec.widths[2]}
+    codes = [
+        _tensor(_need(view, sections, kind, P * Hkv * page * width), torch.uint8, [P, Hkv, page, width])
+        for kind, width in widths.items()
+    ]
+    raw = _tensor(_need(view, sections, "RAWR", E * (Dk + Dv) * dtype.itemsize), dtype, [E, Dk + Dv])
+    owner = _tensor(_need(view, sections, "RAWO", 8 * E), torch.int64, [E])
+    pages = DeltaPages(*codes, raw, owner, torch.tensor([E, 0], dtype=torch.int32))
+    index, head, offset, entry = pages.raw_rows(torch.arange(P))
+    slots = (index * page + offset) * Hkv + head
+    if entry.numel() != E or bool((entry != torch.arange(E)).any()) or bool((owner != slots).any()):
+        raise BlobError("raw rows and their entries do not belong together")
+    return pages.to(codec.device)
+
+
+def _index(
+    view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any], codec: Codec
+) -> KeySketch | None:
+    about = meta.get("sketch")
+    if about is None:
+        return None
+    if not isinstance(about, dict) or about.get("planes") not in (1, 2):
+        raise BlobError(f"section 'META': sketch is {about!r}")
+    P, page, Hkv, Dk = meta["pages"], meta["page_size"], meta["heads"], meta["Dk"]
+    row = about["planes"] * page * -(-Dk // 8)
+    bits = _tensor(_need(view, sections, "SBIT", P * Hkv * row), torch.uint8, [P, Hkv, row])
+    norm = _tensor(_need(view, sections, "SNRM", 2 * P * Hkv * page), torch.bfloat16, [P, Hkv, page])
+    centre = _tensor(_need(view, sections, "SCEN", 4 * Hkv * Dk), torch.float32, [Hkv, Dk])
+    scale = _tensor(_need(view, sections, "SSCL", 4 * Hkv), torch.float32, [Hkv])
+    bits, norm, centre, scale = (x.to(codec.device) for x in (bits, norm, centre, scale))
+    return KeySketch(bits, norm, SketchParams(centre, scale), Dk, page)
+
+
+def _crc(data: Any) -> int:
+    try:
+        import google_crc32c
+    except ImportError:
+        raise SicError("blobs need the package google-crc32c: pip install 'sic_kernels[blobs]'") from None
+    return int(google_crc32c.value(bytes(data)))
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise SicError("blobs need the package zstandard: pip install 'sic_kernels[blobs]'") from None
+    return zstandard
