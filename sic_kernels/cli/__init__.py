@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": ("doctor", "what is built, what is missing, and how to get it"),
     "bench": ("bench", "run the benchmarks"),
     "eval": ("eval", "measure the quality of a method on a model"),
+    "inspect": ("inspect", "show what a blob or a file of templates holds"),
     "verify-determinism": ("verify_determinism", "run every operation again and again and compare the bits"),
     "cmakedir": ("cmakedir", "print the directory for find_package(sic_kernels)"),
 }

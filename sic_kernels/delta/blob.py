@@ -413,13 +413,13 @@ def _coded(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str,
         raise BlobError(f"pages of {Hkv} heads, {Dk} and {Dv} channels, not those of the codec")
     dtype = _dtype(meta.get("raw_dtype"))
     widths = {"KCOD": codec.widths[0], "VCOD": codec.widths[1], "TAGS": codec.widths[2]}
-    codes = [
+    k_codes, v_codes, tags = (
         _tensor(_need(view, sections, kind, P * Hkv * page * width), torch.uint8, [P, Hkv, page, width])
         for kind, width in widths.items()
-    ]
+    )
     raw = _tensor(_need(view, sections, "RAWR", E * (Dk + Dv) * dtype.itemsize), dtype, [E, Dk + Dv])
     owner = _tensor(_need(view, sections, "RAWO", 8 * E), torch.int64, [E])
-    pages = DeltaPages(*codes, raw, owner, torch.tensor([E, 0], dtype=torch.int32))
+    pages = DeltaPages(k_codes, v_codes, tags, raw, owner, torch.tensor([E, 0], dtype=torch.int32))
     index, head, offset, entry = pages.raw_rows(torch.arange(P))
     slots = (index * page + offset) * Hkv + head
     if entry.numel() != E or bool((entry != torch.arange(E)).any()) or bool((owner != slots).any()):

@@ -90,7 +90,7 @@ class DeltaPages:
 
     def to(self, device: torch.device | str) -> DeltaPages:
         """The same pages on another device."""
-        return DeltaPages(*(x.to(device) for x in self.inputs()))
+        return DeltaPages(*[x.to(device) for x in self.inputs()])
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part, all pages."""
