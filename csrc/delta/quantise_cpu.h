@@ -283,11 +283,17 @@ inline RowCode code_row(const HeadTemplates& t, int bits, int64_t rotation, RowR
   const int id = nearest_template(t, room.x, room.temp);
   row.id = static_cast<uint8_t>(id);
   residual(t, id, rotation, room);
-  for (int d = 0; d < D; d += W) store(room.temp + d, load(room.y + d) * load(room.y + d));
-  const float square = tree_sum(room.temp, D), deviation = std::sqrt(square / static_cast<float>(D));
-  const bool used = deviation > 0 && deviation <= std::numeric_limits<float>::max();
+  vf largest = {};
+  for (int d = 0; d < D; d += W) {
+    const vf y = load(room.y + d);
+    store(room.temp + d, y * y);
+    largest = max(abs(y), largest);
+  }
+  const float square = tree_sum(room.temp, D);
+  const float size = delta::starts_at_largest(bits) ? reduce_max(largest) : std::sqrt(square / static_cast<float>(D));
+  const bool used = size >= delta::kSmallestStart && size <= std::numeric_limits<float>::max();
   if (!used) std::fill(room.y, room.y + padded, 0.0f);
-  quantise(bits, room.y, used ? delta::units_of(bits) / deviation : 0.0f, padded, room.size, room.codes);
+  quantise(bits, room.y, used ? delta::start_of(bits) / size : 0.0f, padded, room.size, room.codes);
   for (int d = D; d < padded; ++d) room.codes[d] = 0, room.size[d] = 0;
   pack_codes(room.codes, D, bits, codes);
   fit_scale(t, square, used, room, row);
