@@ -61,6 +61,7 @@ void check_inputs(const Check& check, const AttendArgs& a) {
   check_count(check, "policy.sink", a.sink);
   check_count(check, "policy.recent", a.recent);
   check_count(check, "policy.min_len", a.min_len);
+  check_finite(check, "policy.beta", a.beta);
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
 }
 
@@ -74,6 +75,15 @@ void check_outputs(const Check& check, const AttendArgs& a) {
   check.output("counts", a.counts, DType::i32, {B, T, Hkv});
   check.output("omitted_mass", a.omitted_mass, DType::f32, {B, T, Hq});
   check.output("status", a.status, DType::u8, {B, T, Hq});
+  const AttentionArgs& c = a.attention;
+  check.apart({{"out", c.out},
+               {"lse", c.lse},
+               {"indices", a.indices},
+               {"counts", a.counts},
+               {"omitted_mass", a.omitted_mass},
+               {"status", a.status}},
+              {&q, &c.kv.k_cache, &c.kv.v_cache, &c.kv.block_table, &c.kv.seq_lens, &c.kv.k_scale, &c.kv.v_scale,
+               &c.key_bias, &c.sinks, &a.bits, &a.norm, &a.centre, &a.summary, &a.keep});
   if (!attend_is_dense(a)) check_capacity(check, attend_selection(a));
 }
 
