@@ -38,7 +38,7 @@ int64_t dim(const TensorView& v, int axis) { return axis < v.rank ? v.shape[axis
 py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle slots,
                     py::handle k_scale, py::handle v_scale, py::handle bits, py::handle norm, py::handle centre,
                     py::handle summary, py::handle workspace, int code) {
-  Args in("append_kv");
+  Args in("append_kv", workspace);
   AppendKvArgs a{in("k", k),
                  in("v", v),
                  in.out("k_cache", k_cache),
@@ -58,7 +58,7 @@ py::tuple append_kv(py::handle k, py::handle v, py::handle k_cache, py::handle v
 py::tuple key_sketch(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle centre,
                      py::handle k_scale, int planes, py::handle start, py::object bits, py::object norm,
                      py::handle workspace, int code) {
-  Args in("key_sketch");
+  Args in("key_sketch", workspace);
   KeySketchArgs a{in("k_cache", k_cache),      in("block_table", block_table), in("seq_lens", seq_lens),
                   in("params.centre", centre), in.scale("k_scale", k_scale),   planes,
                   in("start", start),          in.out("bits", bits),           in.out("norm", norm)};
@@ -88,7 +88,7 @@ SketchScoreArgs scoring(Args& in, py::handle q, py::handle bits, py::handle norm
 py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens,
                         int64_t page, int planes, int pool, Number scale, Count max_seq_len, py::object out,
                         py::handle workspace, int code) {
-  Args in("score_tokens");
+  Args in("score_tokens", workspace);
   SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, planes, pool, scale, max_seq_len);
   a.out = in.out("out", out);
   Call call(in, q, a.q, workspace, code);
@@ -102,7 +102,7 @@ py::object score_tokens(py::handle q, py::handle bits, py::handle norm, py::hand
 py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::handle block_table, py::handle seq_lens,
                          int64_t page, py::handle indices, py::handle counts, int pool, Number scale, Count max_seq_len,
                          py::object out, py::handle workspace, int code) {
-  Args in("refine_tokens");
+  Args in("refine_tokens", workspace);
   SketchScoreArgs a = scoring(in, q, bits, norm, block_table, seq_lens, page, 2, pool, scale, max_seq_len);
   a.cand_indices = in("candidates.indices", indices), a.cand_counts = in("candidates.counts", counts);
   a.out = in.out("out", out);
@@ -116,7 +116,7 @@ py::object refine_tokens(py::handle q, py::handle bits, py::handle norm, py::han
 
 py::object page_summary(py::handle k_cache, py::handle block_table, py::handle seq_lens, py::handle k_scale,
                         py::handle start, py::object summary, py::handle workspace, int code) {
-  Args in("page_summary");
+  Args in("page_summary", workspace);
   PageSummaryArgs a{in("k_cache", k_cache),   in("block_table", block_table),
                     in("seq_lens", seq_lens), in.scale("k_scale", k_scale),
                     in("start", start),       in.out("summary", summary)};
@@ -132,7 +132,7 @@ py::object page_summary(py::handle k_cache, py::handle block_table, py::handle s
 py::object score_pages(py::handle q, py::handle summary, py::handle block_table, py::handle seq_lens, int64_t page,
                        double beta, int pool, Number scale, Count max_seq_len, py::object out, py::handle workspace,
                        int code) {
-  Args in("score_pages");
+  Args in("score_pages", workspace);
   ScorePagesArgs a{in("q", q), in("summary", summary),   in("block_table", block_table), in("seq_lens", seq_lens),
                    page,       static_cast<float>(beta), static_cast<Pool>(pool),        0,
                    0,          in.out("out", out)};
@@ -150,7 +150,7 @@ py::object score_pages(py::handle q, py::handle summary, py::handle block_table,
 py::tuple select(py::handle scores, py::handle seq_lens, int unit, int64_t page, double ratio, py::handle budget,
                  Number top_p, int64_t sink, int64_t recent, py::handle keep, Count capacity, py::object indices,
                  py::object counts, py::handle workspace, int code) {
-  Args in("select");
+  Args in("select", workspace);
   SelectArgs a;
   a.scores = in("scores", scores), a.seq_lens = in("seq_lens", seq_lens);
   a.unit = static_cast<Unit>(unit), a.page = page, a.ratio = ratio;
@@ -185,7 +185,7 @@ PagedKv paged(Args& in, py::handle k_cache, py::handle v_cache, py::handle block
 py::tuple gather(py::handle k_cache, py::handle v_cache, py::handle block_table, py::handle seq_lens,
                  py::handle indices, py::handle counts, int unit, py::object k, py::object v, py::object indptr,
                  py::handle workspace, int code) {
-  Args in("gather");
+  Args in("gather", workspace);
   GatherArgs a{paged(in, k_cache, v_cache, block_table, seq_lens),
                {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)},
                in.out("k", k),
@@ -221,7 +221,7 @@ py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache,
                            py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale,
                            py::handle v_scale, Count max_seq_len, py::object out, py::object lse, py::handle workspace,
                            int code) {
-  Args in("sliced_attention");
+  Args in("sliced_attention", workspace);
   AttentionArgs a = attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window, sinks,
                               k_scale, v_scale, max_seq_len);
   a.selected = {in("selection.indices", indices), in("selection.counts", counts), static_cast<Unit>(unit)};
@@ -237,7 +237,7 @@ py::tuple sliced_attention(py::handle q, py::handle k_cache, py::handle v_cache,
 
 py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py::handle lse_b, py::object out,
                        py::object lse, py::handle workspace, int code) {
-  Args in("merge_states");
+  Args in("merge_states", workspace);
   MergeStatesArgs a{in("out_a", out_a), in("lse_a", lse_a), in("out_b", out_b),
                     in("lse_b", lse_b), in.out("out", out), in.out("lse", lse)};
   Call call(in, out_a, a.out_a, workspace, code);
@@ -250,7 +250,7 @@ py::tuple merge_states(py::handle out_a, py::handle lse_a, py::handle out_b, py:
 }
 
 py::tuple merge_many(py::handle outs, py::handle lses, py::object out, py::object lse, py::handle workspace, int code) {
-  Args in("merge_many");
+  Args in("merge_many", workspace);
   MergeArgs a{in("outs", outs), in("lses", lses), in.out("out", out), in.out("lse", lse)};
   Call call(in, outs, a.outs, workspace, code);
   call.run(slicing::merge_many, a, a.out.given() && a.lse.given(), [&] {
@@ -278,7 +278,7 @@ py::tuple attend(py::handle q, py::handle k_cache, py::handle v_cache, py::handl
                  Number scale, py::handle key_bias, Number softcap, Count window, py::handle sinks, py::handle k_scale,
                  py::handle v_scale, Count max_seq_len, py::object out, py::object lse, py::object indices,
                  py::object counts, py::object omitted, py::object status, py::handle workspace, int code) {
-  Args in("attend");
+  Args in("attend", workspace);
   AttendArgs a = attending(in,
                            attention(in, q, k_cache, v_cache, block_table, seq_lens, scale, key_bias, softcap, window,
                                      sinks, k_scale, v_scale, max_seq_len),

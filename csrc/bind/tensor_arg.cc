@@ -61,12 +61,12 @@ TensorView view_from(const Check& check, const char* arg, const dlpack::Tensor& 
   v.data = t.data ? static_cast<char*>(t.data) + t.byte_offset : nullptr;
   const bool known = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost ||
                      t.device.type == dlpack::kCuda || t.device.type == dlpack::kCudaManaged;
-  check.require(known, arg, "an array on DLPack device type " + std::to_string(t.device.type), "one on cpu or cuda");
+  if (!known) check.fail(arg, "an array on DLPack device type " + std::to_string(t.device.type), "one on cpu or cuda");
   const bool on_host = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost;
   v.device = on_host && !kHostIsDevice ? Device::cpu : Device::cuda;
   v.device_id = t.device.id;
   v.rank = t.rank;
-  check.require(t.rank == 0 || t.shape, arg, "an array without a shape", "one with a shape");
+  if (t.rank > 0 && !t.shape) check.fail(arg, "an array without a shape", "one with a shape");
   int64_t stride = 1;
   bool fits = true;
   for (int i = t.rank - 1; i >= 0; --i) {
@@ -76,7 +76,7 @@ TensorView view_from(const Check& check, const char* arg, const dlpack::Tensor& 
     fits = !__builtin_mul_overflow(stride, std::max<int64_t>(1, t.shape[i]), &stride) && fits;
   }
   constexpr int64_t kMost = int64_t{1} << 60;  // bytes of it can still be counted
-  check.require(fits && stride < kMost, arg, describe(v), "fewer than 2^60 elements");
+  if (!fits || stride >= kMost) check.fail(arg, describe(v), "fewer than 2^60 elements");
   return v;
 }
 
@@ -351,7 +351,7 @@ TensorView Args::workspace(py::handle object) {
 }
 
 TensorView Args::keep(const char* arg, py::handle object, const TensorView& view) {
-  if (view.given()) memories_.push_back({arg, Extent(view)});
+  if (view.given() && memories_.capacity()) memories_.push_back({arg, Extent(view)});
   offer(arg, object, view);
   return view;
 }

@@ -18,7 +18,10 @@ namespace py = pybind11;
 // stay valid while this object lives.
 class Args {
  public:
-  explicit Args(const char* op) : op_(op) { memories_.reserve(24); }
+  // workspace: given to the call later on; where the arguments lie is only noted if there is one.
+  explicit Args(const char* op, py::handle workspace = {}) : op_(op) {
+    if (workspace && !workspace.is_none()) memories_.reserve(24);
+  }
   TensorView operator()(const char* arg, py::handle object) { return keep(arg, object, read(arg, object, false)); }
   // One that the op writes to.
   TensorView out(const char* arg, py::handle object) { return keep(arg, object, read(arg, object, true)); }

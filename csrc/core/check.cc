@@ -100,10 +100,11 @@ void Check::output(const char* arg, const TensorView& v, DTypeSet types,
 }
 
 void Check::apart(std::initializer_list<Output> outputs, std::initializer_list<const TensorView*> inputs) const {
-  std::vector<Extent> extents;
-  extents.reserve(outputs.size());
+  constexpr size_t kMostOutputs = 8;
+  Extent extents[kMostOutputs];
+  size_t known = 0;
   const auto compare = [&](const Extent& e, const char* whose) {
-    for (size_t i = 0; i < extents.size(); ++i) {
+    for (size_t i = 0; i < known; ++i) {
       const Output& out = outputs.begin()[i];
       if (extents[i].shares(e)) fail(out.arg, describe(out.view) + " in the memory of " + whose, "memory of its own");
     }
@@ -111,9 +112,11 @@ void Check::apart(std::initializer_list<Output> outputs, std::initializer_list<c
   for (const Output& out : outputs) {
     const Extent e(out.view);
     compare(e, out.arg);
-    extents.push_back(e);
+    if (known == kMostOutputs) throw Error(std::string(op_) + ": too many outputs to compare");
+    extents[known++] = e;
   }
-  for (const TensorView* input : inputs) compare(Extent(*input), "an input");
+  for (const TensorView* input : inputs)
+    if (input->given()) compare(Extent(*input), "an input");
 }
 
 void Check::workspace(const TensorView& workspace, int64_t bytes, int64_t alignment) const {

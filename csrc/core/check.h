@@ -23,9 +23,10 @@ class ArgumentError : public Error {
 
 // Where the elements of a view lie: first and last byte, last exclusive.
 struct Extent {
-  const char *data, *first, *last;
+  const char *data = nullptr, *first = nullptr, *last = nullptr;
   bool dense = true;  // no gaps: the elements cover it
 
+  Extent() = default;
   explicit Extent(const TensorView& v);
   // Whether both surely have a byte in common: strided views that are interleaved are taken as meant.
   bool shares(const Extent& other) const {
