@@ -384,6 +384,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"device check: no GPU: {why}", file=sys.stderr)
         return 2
     begin, file = time.monotonic(), Path(os.environ.get("OUT", ".")) / "device_check.json"
+    if not args.dry_run:
+        try:
+            file.open("a").close()
+        except OSError as error:
+            print(f"device check: cannot write {file}: {error.strerror}", file=sys.stderr)
+            return 1
     facts = {} if args.dry_run else machine()
 
     def save(steps: list[dict[str, Any]]) -> None:

@@ -45,19 +45,7 @@ def apply_rope(x, position, inv_freq, factor, interleaved):
     return y
 
 
-# --- rotation of keys -----------------------------------------------------------------------------------------------
-
-
-def rotate_keys(x, R):
-    """Hadamard over the R channels D/R apart, times 1/sqrt R; the type of x's numbers."""
-    y, D = list(x), len(x)
-    h = D // R
-    while h < D:
-        for i in range(0, D, 2 * h):
-            for j in range(i, i + h):
-                y[j], y[j + h] = y[j] + y[j + h], y[j] - y[j + h]
-        h *= 2
-    return y if R == 1 else [v * type(v)(F(1.0 / math.sqrt(R))) for v in y]
+# --- rotation -------------------------------------------------------------------------------------------------------
 
 
 def unrotate(y):
@@ -113,12 +101,12 @@ def nearest(x, centres):
     return max(range(n), key=lambda j: (scores[j], -j))
 
 
-def encode_row(x, centres, bits, R=None):
-    """codes, id, f16 scale, squared error of a row of finite f32 values; R None: a value."""
+def encode_row(x, centres, bits, rotated=True):
+    """codes, id, f16 scale, squared error of a row of finite f32 values."""
     D = len(x)
     best = nearest(x, centres)
     r = [x[d] - F(centres[best][d]) for d in range(D)]
-    y = rotate(r) if R is None else rotate_keys(r, R)
+    y = rotate(r) if rotated else r
     energy = tree_sum([v * v for v in y])
     spread = np.sqrt(energy / F(D))
     if not 0 < spread < np.inf:
@@ -166,8 +154,8 @@ def pack_field(values, width):
     return data
 
 
-def decode_row(codes, best, scale, centres, bits, R=None):
+def decode_row(codes, best, scale, centres, bits, rotated=True):
     """A row in float64, before RoPE."""
     y = [level_of(c, bits) * float(scale) for c in codes]
-    r = unrotate(y) if R is None else rotate_keys(y, R)
+    r = unrotate(y) if rotated else y
     return [float(c) + v for c, v in zip(centres[best], r)]

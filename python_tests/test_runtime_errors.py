@@ -1,10 +1,12 @@
 """One tree of errors, one format."""
 
 import pickle
+import sys
 
 import pytest
 
 import sic_kernels as sic
+from sic_kernels.runtime import native
 
 
 def test_tree():
@@ -31,3 +33,14 @@ def test_public_names_resolve_and_others_do_not():
     assert "slicing" in dir(sic)
     with pytest.raises(AttributeError, match="has no attribute 'slycing'"):
         _ = sic.slycing
+
+
+@pytest.mark.parametrize("text", ["x = 1", "raise ValueError('half a module')", "raise OSError('unreadable')"])
+def test_a_damaged_native_module_is_a_backend_error(text, tmp_path, monkeypatch):
+    """Of another version, or one that raises anything as it is imported: the error says how to build it."""
+    (tmp_path / "_simt.py").write_text(text)
+    monkeypatch.setattr(sic, "__path__", [str(tmp_path), *sic.__path__])
+    monkeypatch.delitem(sys.modules, "sic_kernels._simt", raising=False)
+    with pytest.raises(sic.BackendError, match=r"^sic_kernels\._simt cannot be imported \(.+\); build it with: "):
+        native.simt_module.__wrapped__()
+    sys.modules.pop("sic_kernels._simt", None)

@@ -197,7 +197,7 @@ def test_workspace_bytes_checks_its_arguments_and_runs_nothing():
     assert S.workspace_bytes("score_tokens", q, index, table, lens) == 0
     k_before = k.clone()
     slots = torch.zeros(1, dtype=torch.int64)
-    assert S.workspace_bytes("append_kv", k[:1, :, 0] + 1, v[:1, :, 0], k, v, slots) == 0
+    assert S.workspace_bytes("append_kv", k[:1, :, 0] + 1, v[:1, :, 0] + 1, k, v, slots) == 0
     assert torch.equal(k, k_before)
 
 
@@ -311,3 +311,17 @@ def test_damaged_sketch_params_are_refused(tmp_path):
             S.SketchParams.load(path)
     with refused("SketchParams.load"):
         S.SketchParams.load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", ["ref", "cpu", "simt"])
+def test_values_that_are_not_read_do_not_count(backend, value):
+    """Neither those of unlisted tokens nor those past the end."""
+    q, k, v, _, table, lens = problem(100)
+    chosen = S.select(torch.zeros(1, 1, k.shape[1], 100), lens, budget=3, sink=0, recent=0)
+    want = S.sliced_attention(q, k, v, table, lens, chosen, backend=backend)
+    dirty = v.clone()
+    for token in range(3, table.shape[1] * v.shape[2]):
+        dirty[table[0, token // v.shape[2]], :, token % v.shape[2]] = value
+    got = S.sliced_attention(q, k, dirty, table, lens, chosen, backend=backend)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)

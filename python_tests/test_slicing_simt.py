@@ -3,6 +3,7 @@ allocate, and the number of multiprocessors changes nothing."""
 
 import functools
 import sys
+import threading
 import types
 
 import pytest
@@ -168,6 +169,68 @@ def test_calls_are_captured_in_graphs(name, simt):
         for target, old in zip(made, before):
             if isinstance(target, torch.Tensor):
                 target.copy_(old)
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(simt):
+    """The error is the function's own; the next call and the next capture are like the first."""
+    op, inputs = problem("dense")
+    first = call("dense")
+    outs = tuple(torch.empty_like(t) for t in first)
+
+    def fails():
+        run(op, inputs, "simt", outs=outs)
+        raise KeyError("half way")
+
+    with pytest.raises(sic.BackendError, match="while a graph is captured"):  # values cannot be read then
+        simt.Graph(lambda: run(op, inputs, "simt", outs=outs))
+    simt.set_device_checks(False)
+    try:
+        with pytest.raises(KeyError, match="half way"):
+            simt.Graph(fails)
+        with pytest.raises(sic.ArgumentError, match="got float64"):
+            simt.Graph(lambda: run(op, (inputs[0].double(), *inputs[1:]), "simt", outs=outs))
+        with pytest.raises(sic.ArgumentError, match="one capture at a time"):
+            simt.Graph(lambda: simt.Graph(lambda: None))
+        simt.Graph(lambda: run(op, inputs, "simt", outs=outs)).replay()
+    finally:
+        simt.set_device_checks(True)
+    assert_equal(outs, first, "captured again")
+    assert_equal(call("dense"), first, "called again")
+
+
+def test_a_graph_holds_what_it_touches_and_no_other_threads_work(simt):
+    """Outputs and workspace that its calls made stay; what another thread does meanwhile is done at once."""
+    op, inputs = problem("splits")
+    first = call("splits")
+    theirs = []
+
+    def work():
+        run(op, inputs, "simt")  # its results and its workspace are dropped
+        thread = threading.Thread(target=lambda: theirs.extend(run(op, inputs, "simt")))
+        thread.start()
+        thread.join()
+
+    before = simt.counters()["launches"]
+    simt.set_device_checks(False)
+    try:
+        graph = simt.Graph(work)
+    finally:
+        simt.set_device_checks(True)
+    assert_equal(theirs, first, "the other thread")
+    once = simt.counters()["launches"] - before
+    others = [torch.full((1 << 14,), 7.0) for _ in range(100)]
+    graph.replay()
+    assert simt.counters()["launches"] - before == 2 * once
+    assert all(bool((x == 7).all()) for x in others)
+
+
+def test_numbers_of_the_device_are_checked(simt):
+    for function in (simt.set_multiprocessors, simt.set_shared_memory):
+        for wrong in (0, -1, 2**40):
+            with pytest.raises(sic.ArgumentError, match=r"^set_\w+: number: got "):
+                function(wrong)
+    with pytest.raises(sic.ArgumentError, match=r"^set_schedule: schedule: got 'sideways'"):
+        simt.set_schedule("sideways")
 
 
 # --- arrays of other kinds ------------------------------------------------------------------------------------------

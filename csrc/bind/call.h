@@ -30,6 +30,7 @@ class Call {
   template <class A, class Allocate>
   void run(const Op<A>& op, A& args, bool outputs_given, Allocate allocate) {
     if (exec_.device == Device::cuda) exec_.stream = in_.stream(first_, exec_.device_id);
+    if (exec_.device == Device::cuda && exec_.run && !size_only_) in_.wait_for_arrays(exec_.stream, exec_.device_id);
     if (!outputs_given || size_only_) {
       Exec inputs = exec_;
       inputs.outputs = inputs.run = false;
@@ -38,7 +39,7 @@ class Call {
       allocate();
       exec_.inputs = false;
     }
-    if (exec_.device == Device::cpu) exec_.workspace = in_("workspace", workspace_);
+    if (exec_.device == Device::cpu) exec_.workspace = in_.workspace(workspace_);
     if (exec_.run && exec_.device == Device::cuda) {  // what has been checked has a size
       Exec outputs = exec_;
       outputs.run = false;
@@ -53,7 +54,7 @@ class Call {
  private:
   void take_workspace(int64_t bytes) {
     if (workspace_.is_none() && bytes > 0) own_ = aligned_bytes(bytes);
-    exec_.workspace = in_("workspace", own_ ? py::handle(own_) : workspace_);
+    exec_.workspace = in_.workspace(own_ ? py::handle(own_) : workspace_);
   }
 
   // torch aligns to less on some devices.

@@ -89,7 +89,7 @@ py::tuple delta_attention(py::handle q, py::tuple from, py::tuple of, py::handle
   c.selected = {in("selection.indices", indices), in("selection.counts", counts), static_cast<slicing::Unit>(unit)};
   c.scale = default_scale(scale, c.q);
   c.key_bias = in("key_bias", key_bias), c.sinks = in("sinks", sinks);
-  c.softcap = static_cast<float>(softcap.value_or(0)), c.window = window.value_or(0);
+  c.softcap = softcap_of(softcap), c.window = window.value_or(0);
   c.max_seq_len = max_seq_len.value_or(bind::positions(c.kv.block_table, dim(a.pages.k_codes, 2)));
   c.out = in("out", out), c.lse = in("lse", lse);
   Call call(in, q, c.q, workspace, code);

@@ -28,49 +28,59 @@ pybind11::dict counters() {
   return d;
 }
 
-// A graph of what `function` launches, replayed any number of times. The memory of its calls must stay alive.
+struct Stream {
+  Stream() { gpu::check_cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "stream"); }
+  ~Stream() { cudaStreamDestroy(handle); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t handle = nullptr;
+};
+
+// A graph of what `function` launches on this thread, replayed any number of times. As torch's graphs do, it keeps the
+// memory that its calls used.
 class Graph {
  public:
   explicit Graph(const pybind11::function& function) {
-    gpu::check_cuda(cudaStreamCreate(&stream_), "stream");
-    capture_.stream = stream_;
-    gpu::check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
+    if (simt_capture()) Check("Graph").fail("function", "a call while a graph is captured", "one capture at a time");
+    capture_.stream = stream_.handle;
+    gpu::check_cuda(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeGlobal), "capture");
     simt_capture() = &capture_;
+    cudaGraph_t graph = nullptr;
     try {
       function();
-    } catch (...) {
-      finish();
+    } catch (...) {  // what went wrong is worth more than that the capture is void
+      simt_capture() = nullptr;
+      cudaStreamEndCapture(stream_.handle, &graph);
+      cudaGraphDestroy(graph);
+      cudaGetLastError();
       throw;
     }
-    finish();
-  }
-  ~Graph() {
-    if (exec_) cudaGraphExecDestroy(exec_);
-    cudaStreamDestroy(stream_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void replay() { gpu::check_cuda(cudaGraphLaunch(exec_, stream_), "graph"); }
-
- private:
-  void finish() {
     simt_capture() = nullptr;
-    cudaGraph_t graph = nullptr;
-    gpu::check_cuda(cudaStreamEndCapture(stream_, &graph), "capture");
+    gpu::check_cuda(cudaStreamEndCapture(stream_.handle, &graph), "capture");
     gpu::check_cuda(cudaGraphInstantiate(&exec_, graph), "graph");
     cudaGraphDestroy(graph);
   }
+  ~Graph() { cudaGraphExecDestroy(exec_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
 
-  cudaStream_t stream_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
+  void replay() { gpu::check_cuda(cudaGraphLaunch(exec_, stream_.handle), "graph"); }
+
+ private:
   SimtCapture capture_;
+  Stream stream_;
+  cudaGraphExec_t exec_ = nullptr;
 };
+
+int positive(const char* op, int64_t n) {
+  Check(op).value(n >= 1 && n < int64_t{1} << 31, "number", static_cast<double>(n), "1 to 2^31 - 1");
+  return static_cast<int>(n);
+}
 
 }  // namespace
 
 SimtCapture*& simt_capture() {
-  static SimtCapture* current = nullptr;
+  static thread_local SimtCapture* current = nullptr;
   return current;
 }
 
@@ -85,8 +95,12 @@ void bind_simt(pybind11::module_& m) {
   });
   m.def("set_schedule", &set_schedule, pybind11::arg("schedule"), pybind11::arg("seed") = 1,
         "The order in which threads and blocks take turns: forward, reverse or random");
-  m.def("set_multiprocessors", &simt::set_multiprocessors, "What launchers believe the device to have");
-  m.def("set_shared_memory", &simt::set_shared_memory, "Bytes of dynamic shared memory that a block may have");
+  m.def(
+      "set_multiprocessors", [](int64_t n) { simt::set_multiprocessors(positive("set_multiprocessors", n)); },
+      "What launchers believe the device to have");
+  m.def(
+      "set_shared_memory", [](int64_t n) { simt::set_shared_memory(positive("set_shared_memory", n)); },
+      "Bytes of dynamic shared memory that a block may have");
   m.def("counters", &counters, "Launches, threads, allocations, synchronisations, ... since the process started");
 }
 

@@ -3,11 +3,10 @@
 #include <pybind11/pybind11.h>
 
 #include <initializer_list>
+#include <vector>
 
 #include "core/check.h"
 #if defined(SIC_SIMT)
-#include <vector>
-
 #include "simt/memory.h"
 #endif
 
@@ -19,21 +18,39 @@ namespace py = pybind11;
 // stay valid while this object lives.
 class Args {
  public:
-  explicit Args(const char* op) : op_(op) {}
-  TensorView operator()(const char* arg, py::handle object) { return on_device(arg, object, read(arg, object)); }
+  // workspace: given to the call later on; where the arguments lie is only noted if there is one.
+  explicit Args(const char* op, py::handle workspace = {}) : op_(op) {
+    if (workspace && !workspace.is_none()) memories_.reserve(24);
+  }
+  TensorView operator()(const char* arg, py::handle object) { return keep(arg, object, read(arg, object, false)); }
+  // One that the op writes to.
+  TensorView out(const char* arg, py::handle object) { return keep(arg, object, read(arg, object, true)); }
   // A rank-0 or rank-1 f32 tensor, or a Python number.
   TensorView scale(const char* arg, py::handle object);
+  // Scratch memory: what is in it when the call begins does not matter, and no argument may lie in it.
+  TensorView workspace(py::handle object);
 
   // The cudaStream_t that work on `array` belongs to: torch's or CuPy's current one, else the default stream.
   void* stream(py::handle array, int device_id) const;
+  // Work on `stream` runs after what the arrays' own streams hold.
+  void wait_for_arrays(void* stream, int device_id) const;
 
  private:
-  TensorView read(const char* arg, py::handle object);
+  struct Memory {
+    const char* arg;
+    Extent extent;
+  };
+
+  TensorView read(const char* arg, py::handle object, bool written);
+  TensorView read_dlpack(const Check& check, const char* arg, py::handle object, py::handle dlpack);
+  TensorView keep(const char* arg, py::handle object, const TensorView& view);
   // Under the emulator, memory that kernels may touch until the call ends.
-  TensorView on_device(const char* arg, py::handle object, const TensorView& view);
+  void offer(const char* arg, py::handle object, const TensorView& view);
 
   const char* op_;
   py::list alive_;
+  std::vector<Memory> memories_;  // of the arguments
+  std::vector<void*> producers_;  // streams on which arrays may still be written
   float numbers_[4];
   int used_ = 0;
 #if defined(SIC_SIMT)
@@ -42,10 +59,11 @@ class Args {
 };
 
 #if defined(SIC_SIMT)
-// While a graph is captured: its stream, and the memory that its replays may touch.
+// While this thread captures a graph: its stream, the memory that its replays may touch, and whose that is.
 struct SimtCapture {
   void* stream = nullptr;
   std::vector<simt::Offered> offered;
+  py::list alive;
 };
 SimtCapture*& simt_capture();
 #endif

@@ -8,16 +8,6 @@
 namespace sic {
 namespace {
 
-// First and last byte of a view, last exclusive.
-struct Extent {
-  const char *first, *last;
-  explicit Extent(const TensorView& v) : first(v.as<const char>()), last(first) {
-    if (v.size() == 0) return;
-    for (int i = 0; i < v.rank; ++i) (v.stride[i] < 0 ? first : last) += (v.shape[i] - 1) * v.stride_bytes(i);
-    last += itemsize(v.dtype);
-  }
-};
-
 bool same_memory(const TensorView& a, const TensorView& b) {
   if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
   for (int i = 0; i < a.rank; ++i)
@@ -25,12 +15,15 @@ bool same_memory(const TensorView& a, const TensorView& b) {
   return true;
 }
 
-bool is_dense(const TensorView& v) {
-  const Extent e(v);
-  return e.last - e.first == v.size() * itemsize(v.dtype);
-}
-
 }  // namespace
+
+Extent::Extent(const TensorView& v) : data(v.as<const char>()), first(data), last(data) {
+  const int64_t size = v.size();
+  if (size == 0) return;
+  for (int i = 0; i < v.rank; ++i) (v.stride[i] < 0 ? first : last) += (v.shape[i] - 1) * v.stride_bytes(i);
+  last += itemsize(v.dtype);
+  dense = last - first <= size * itemsize(v.dtype);
+}
 
 std::string describe(const TensorView& v) {
   if (!v.given()) return "None";
@@ -74,6 +67,10 @@ void Check::tensor(const char* arg, const TensorView& v, DTypeSet types, int ran
     fail(arg, describe(v) + " with stride " + std::to_string(v.stride[rank - 1]) + " in the last dimension",
          "a contiguous last dimension");
   if (v.data == nullptr && v.size() > 0) fail(arg, describe(v) + " without memory", "a tensor that has its data");
+  const auto skew = reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(itemsize(v.dtype));
+  if (skew && v.size() > 0)
+    fail(arg, describe(v) + " at " + std::to_string(skew) + " bytes past its alignment",
+         "an address that is a multiple of " + std::to_string(itemsize(v.dtype)));
 }
 
 void Check::shape(const char* arg, const TensorView& v, std::initializer_list<int64_t> expected) const {
@@ -102,15 +99,24 @@ void Check::output(const char* arg, const TensorView& v, DTypeSet types,
 #endif
 }
 
-void Check::apart(const char* arg, const TensorView& output, std::initializer_list<const TensorView*> inputs) const {
-  const Extent out(output);
-  for (const TensorView* input : inputs) {
-    if (!input->given()) continue;
-    const Extent in(*input);
-    const bool meet = out.first < in.last && in.first < out.last;
-    if (meet && (output.data == input->data || (is_dense(output) && is_dense(*input))))
-      fail(arg, describe(output) + " in the memory of an input", "memory of its own");
+void Check::apart(std::initializer_list<Output> outputs, std::initializer_list<const TensorView*> inputs) const {
+  constexpr size_t kMostOutputs = 8;
+  Extent extents[kMostOutputs];
+  size_t known = 0;
+  const auto compare = [&](const Extent& e, const char* whose) {
+    for (size_t i = 0; i < known; ++i) {
+      const Output& out = outputs.begin()[i];
+      if (extents[i].shares(e)) fail(out.arg, describe(out.view) + " in the memory of " + whose, "memory of its own");
+    }
+  };
+  for (const Output& out : outputs) {
+    const Extent e(out.view);
+    compare(e, out.arg);
+    if (known == kMostOutputs) throw Error(std::string(op_) + ": too many outputs to compare");
+    extents[known++] = e;
   }
+  for (const TensorView* input : inputs)
+    if (input->given()) compare(Extent(*input), "an input");
 }
 
 void Check::workspace(const TensorView& workspace, int64_t bytes, int64_t alignment) const {

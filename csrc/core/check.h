@@ -21,6 +21,20 @@ class ArgumentError : public Error {
   using Error::Error;
 };
 
+// Where the elements of a view lie: first and last byte, last exclusive.
+struct Extent {
+  const char *data = nullptr, *first = nullptr, *last = nullptr;
+  bool dense = true;  // no gaps: the elements cover it
+
+  Extent() = default;
+  explicit Extent(const TensorView& v);
+  // Whether both surely have a byte in common: strided views that are interleaved are taken as meant.
+  bool shares(const Extent& other) const {
+    const bool meet = first < last && other.first < other.last && first < other.last && other.first < last;
+    return meet && (data == other.data || (dense && other.dense));
+  }
+};
+
 std::string describe(const TensorView& v);  // float32[2,3]
 std::string describe(DTypeSet types);       // float32|float16
 
@@ -39,7 +53,7 @@ class Check {
   // A number in place of a tensor: got 7, expected <text>.
   void value(bool ok, const char* arg, double got, const char* expected) const;
 
-  // Element type, rank and device; the last dimension must be contiguous.
+  // Element type, rank, device and alignment; the last dimension must be contiguous.
   void tensor(const char* arg, const TensorView& v, DTypeSet types, int rank) const;
   void optional(const char* arg, const TensorView& v, DTypeSet types, int rank) const {
     if (v.given()) tensor(arg, v, types, rank);
@@ -55,9 +69,13 @@ class Check {
 #if defined(SIC_SIMT)
   static void (*on_output)(const TensorView&);  // how the emulator learns what kernels may write
 #endif
-  // An output in the memory of an input would be read after it is written. Interleaved strided views are taken as
-  // meant.
-  void apart(const char* arg, const TensorView& output, std::initializer_list<const TensorView*> inputs) const;
+  // An output in the memory of an input would be read after it is written; two outputs in one memory would be written
+  // twice.
+  struct Output {
+    const char* arg;
+    const TensorView& view;
+  };
+  void apart(std::initializer_list<Output> outputs, std::initializer_list<const TensorView*> inputs) const;
   // Enough bytes, aligned.
   void workspace(const TensorView& workspace, int64_t bytes, int64_t alignment) const;
   // Whether the build has kernels for a device; Error if not.

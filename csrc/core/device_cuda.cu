@@ -27,6 +27,19 @@ std::string device_problem() {
   return cudaGetErrorString(status);
 }
 
+void wait_for(void* stream, void* other) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  gpu::check_cuda(cudaStreamIsCapturing(s, &capture), "stream");
+  if (capture != cudaStreamCaptureStatusNone) return;
+  cudaEvent_t event = nullptr;
+  gpu::check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  cudaError_t status = cudaEventRecord(event, static_cast<cudaStream_t>(other));
+  if (status == cudaSuccess) status = cudaStreamWaitEvent(s, event, 0);
+  cudaEventDestroy(event);  // once it has been reached
+  gpu::check_cuda(status, "waiting for the stream of an array");
+}
+
 void copy_to_host(void* to, const void* from, int64_t bytes, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -37,9 +37,11 @@ void check_inputs(const Check& check, const AttentionArgs& a) {
 
 void check_outputs(const Check& check, const AttentionArgs& a) {
   slicing::check_attention_outputs(check, a.attention);
-  for (const TensorView* out : {&a.attention.out, &a.attention.lse})
-    check.apart(out == &a.attention.out ? "out" : "lse", *out,
-                {&a.pages.k_codes, &a.pages.v_codes, &a.pages.tags, &a.pages.raw, &a.tail.k, &a.tail.v});
+  const slicing::AttentionArgs& c = a.attention;
+  check.apart({{"out", c.out}, {"lse", c.lse}},
+              {&c.q, &a.pages.k_codes, &a.pages.v_codes, &a.pages.tags, &a.pages.raw, &a.tail.k, &a.tail.v,
+               &a.tail.start, &a.positions, &c.kv.block_table, &c.kv.seq_lens, &c.selected.indices, &c.selected.counts,
+               &c.key_bias, &c.sinks});
 }
 
 bool is_empty(const AttentionArgs& a) { return a.attention.q.size() == 0; }

@@ -17,8 +17,8 @@ void check_outputs(const Check& check, const DecodeArgs& a) {
   const int64_t B = a.seq_lens.shape[0], Hkv = a.pages.k_codes.shape[1];
   check.output("k", a.k, kFloats, {B, a.max_seq_len, Hkv, a.codec.k.centres.shape[2]});
   check.output("v", a.v, a.k.dtype, {B, a.max_seq_len, Hkv, a.codec.v.centres.shape[2]});
-  check.apart("k", a.k, {&a.v, &a.pages.k_codes, &a.pages.v_codes, &a.pages.tags, &a.pages.raw});
-  check.apart("v", a.v, {&a.pages.k_codes, &a.pages.v_codes, &a.pages.tags, &a.pages.raw});
+  check.apart({{"k", a.k}, {"v", a.v}}, {&a.pages.k_codes, &a.pages.v_codes, &a.pages.tags, &a.pages.raw,
+                                         &a.block_table, &a.seq_lens, &a.positions});
 }
 
 }  // namespace

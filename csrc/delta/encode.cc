@@ -60,6 +60,16 @@ void check_inputs(const Check& check, const EncodeArgs& a) {
   check.value(a.sinks >= 0, "sinks", double(a.sinks), "0 or more positions");
   check_index(check, a, d);
   check.tensor("slots", a.slots, kIndexInts, {N});
+  const Pages& p = a.pages;
+  check.apart({{"pages.k_codes", p.k_codes},
+               {"pages.v_codes", p.v_codes},
+               {"pages.tags", p.tags},
+               {"pages.raw", p.raw},
+               {"pages.raw_owner", p.raw_owner},
+               {"pages.raw_state", p.raw_state},
+               {"sketch.bits", a.bits},
+               {"sketch.norm", a.norm}},
+              {&a.k, &a.v, &a.positions, &a.slots, &a.centre});
   const TensorView slots = check.host(a.slots);
   for (int64_t i = 0; slots.given() && i < N; ++i) {
     const int64_t slot = index_at(slots, i * slots.stride[0]);

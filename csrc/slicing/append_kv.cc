@@ -50,6 +50,13 @@ void check_inputs(const Check& check, const AppendKvArgs& a) {
     check.tensor("params.centre", a.centre, DType::f32, {Hkv, D});
   }
   if (a.summary.given()) check.output("summary", a.summary, summary_dtype(a.k_cache.dtype), {P, Hkv, 2, D});
+  // V may be a view of K, so the caches are not held against each other.
+  const std::initializer_list<const TensorView*> inputs = {&a.k, &a.v, &a.slots, &a.k_scale, &a.v_scale, &a.centre};
+  check.apart({{"k_cache", a.k_cache}}, inputs);
+  check.apart({{"v_cache", a.v_cache}}, inputs);
+  check.apart({{"sketch.bits", a.bits}, {"sketch.norm", a.norm}, {"summary", a.summary}}, inputs);
+  for (const TensorView* cache : {&a.k_cache, &a.v_cache})
+    check.apart({{"sketch.bits", a.bits}, {"sketch.norm", a.norm}, {"summary", a.summary}}, {cache});
   const TensorView slots = check.host(a.slots);
   for (int64_t i = 0; slots.given() && i < N; ++i) {
     const int64_t slot = index_at(slots, i * slots.stride[0]);

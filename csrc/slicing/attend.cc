@@ -61,6 +61,7 @@ void check_policy(const Check& check, const AttendArgs& a, const CacheDims& d) {
   check_count(check, "policy.sink", a.sink);
   check_count(check, "policy.recent", a.recent);
   check_count(check, "policy.min_len", a.min_len);
+  check_finite(check, "policy.beta", a.beta);
   if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
 }
 
@@ -98,12 +99,24 @@ void check_outputs(const Check& check, const AttendArgs& a) {
   check_selection_outputs(check, a);
   check.output("omitted_mass", a.omitted_mass, DType::f32, {q.shape[0], q.shape[1], q.shape[2]});
   check.output("status", a.status, DType::u8, {q.shape[0], q.shape[1], q.shape[2]});
+  const AttentionArgs& c = a.attention;
+  check.apart({{"out", c.out},
+               {"lse", c.lse},
+               {"indices", a.indices},
+               {"counts", a.counts},
+               {"omitted_mass", a.omitted_mass},
+               {"status", a.status}},
+              {&q, &c.kv.k_cache, &c.kv.v_cache, &c.kv.block_table, &c.kv.seq_lens, &c.kv.k_scale, &c.kv.v_scale,
+               &c.key_bias, &c.sinks, &a.bits, &a.norm, &a.centre, &a.summary, &a.keep});
 }
 
 void check_slice_outputs(const Check& check, const AttendArgs& a) {
   const TensorView& q = a.attention.q;
   check_selection_outputs(check, a);
   check.output("log_unread", a.omitted_mass, DType::f32, {q.shape[0], q.shape[1], q.shape[2]});
+  const AttentionArgs& c = a.attention;
+  check.apart({{"indices", a.indices}, {"counts", a.counts}, {"log_unread", a.omitted_mass}},
+              {&q, &c.kv.block_table, &c.kv.seq_lens, &c.key_bias, &a.bits, &a.norm, &a.centre, &a.summary, &a.keep});
 }
 
 bool is_empty(const AttendArgs& a) { return a.attention.q.size() == 0; }

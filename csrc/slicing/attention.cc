@@ -41,9 +41,10 @@ void check_attention_extras(const Check& check, const AttentionArgs& a, const Ca
                 "at least max_seq_len columns");
   }
   if (a.sinks.given()) check.tensor("sinks", a.sinks, DType::f32, {Hq});
-  check.value(a.softcap >= 0, "softcap", a.softcap, "0 (none) or more");
+  check.value(a.softcap == 0 || (a.softcap >= kSmallest && a.softcap <= kLargest), "softcap", a.softcap,
+              "0 (none), or a finite float32 number of at least 2^-126");
   check.value(a.window >= 0, "window", double(a.window), "0 (none) or more positions");
-  check.value(a.scale == a.scale, "scale", a.scale, "a number");
+  check_finite(check, "scale", a.scale);
 }
 
 CacheDims check_attention(const Check& check, const AttentionArgs& a) {
@@ -57,18 +58,21 @@ void check_attention_outputs(const Check& check, const AttentionArgs& a) {
   const int64_t B = a.q.shape[0], T = a.q.shape[1], Hq = a.q.shape[2];
   check.output("out", a.out, a.q.dtype, {B, T, Hq, a.kv.v_cache.shape[3]});
   check.output("lse", a.lse, DType::f32, {B, T, Hq});
-  check.apart("out", a.out, {&a.q, &a.kv.k_cache, &a.kv.v_cache, &a.key_bias, &a.lse});
-  check.apart("lse", a.lse, {&a.q, &a.kv.k_cache, &a.kv.v_cache, &a.key_bias});
 }
 
 namespace {
 void check_inputs(const Check& check, const AttentionArgs& a) { check_attention(check, a); }
+void check_outputs(const Check& check, const AttentionArgs& a) {
+  check_attention_outputs(check, a);
+  check.apart({{"out", a.out}, {"lse", a.lse}},
+              {&a.q, &a.kv.k_cache, &a.kv.v_cache, &a.kv.block_table, &a.kv.seq_lens, &a.kv.k_scale, &a.kv.v_scale,
+               &a.selected.indices, &a.selected.counts, &a.key_bias, &a.sinks});
+}
 bool is_empty(const AttentionArgs& a) { return a.q.size() == 0; }
 }  // namespace
 
 const Op<AttentionArgs> sliced_attention{
-    "sliced_attention", check_inputs,        check_attention_outputs, SIC_KERNELS(sliced_attention),
-    is_empty,           attention_workspace,
+    "sliced_attention", check_inputs, check_outputs, SIC_KERNELS(sliced_attention), is_empty, attention_workspace,
 };
 
 }  // namespace sic::slicing

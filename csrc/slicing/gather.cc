@@ -43,8 +43,9 @@ void check_outputs(const Check& check, const GatherArgs& a) {
   check.value(a.k.shape[0] >= rows, "k", double(a.k.shape[0]), "as many rows as are selected");
   check.value(a.v.shape[0] >= rows, "v", double(a.v.shape[0]), "as many rows as are selected");
   check.output("indptr", a.indptr, DType::i64, {s.shape[0] * s.shape[1] * s.shape[2] + 1});
-  check.apart("k", a.k, {&a.kv.k_cache, &a.kv.v_cache, &a.v});
-  check.apart("v", a.v, {&a.kv.k_cache, &a.kv.v_cache});
+  check.apart(
+      {{"k", a.k}, {"v", a.v}, {"indptr", a.indptr}},
+      {&a.kv.k_cache, &a.kv.v_cache, &a.kv.block_table, &a.kv.seq_lens, &a.selected.indices, &a.selected.counts});
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ void check_inputs(const Check& check, const KeySketchArgs& a) {
   check_scale(check, "k_scale", a.k_scale, a.k_cache, d.Hkv);
   check_start(check, a.start, d.B);
   check.value(a.planes == 1 || a.planes == 2, "planes", a.planes, "1 or 2");
-  check.value(D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
+  check.value(D >= 1 && D <= kSketchMaxDim, "D", double(D), "1 to 1024 for a sketch");
 }
 
 void check_outputs(const Check& check, const KeySketchArgs& a) {
@@ -27,8 +27,8 @@ void check_outputs(const Check& check, const KeySketchArgs& a) {
   const int64_t P = cache.shape[0], Hkv = cache.shape[1], page = cache.shape[2];
   check.output("out.bits", a.bits, DType::u8, {P, Hkv, a.planes * sketch_plane_bytes(page, cache.shape[3])});
   check.output("out.norm", a.norm, DType::bf16, {P, Hkv, page});
-  check.apart("out.bits", a.bits, {&cache, &a.norm});
-  check.apart("out.norm", a.norm, {&cache});
+  check.apart({{"out.bits", a.bits}, {"out.norm", a.norm}},
+              {&cache, &a.block_table, &a.seq_lens, &a.centre, &a.k_scale, &a.start});
 }
 
 }  // namespace

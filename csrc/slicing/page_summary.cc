@@ -18,7 +18,7 @@ void check_inputs(const Check& check, const PageSummaryArgs& a) {
 void check_outputs(const Check& check, const PageSummaryArgs& a) {
   const TensorView& c = a.k_cache;
   check.output("summary", a.summary, summary_dtype(c.dtype), {c.shape[0], c.shape[1], 2, c.shape[3]});
-  check.apart("summary", a.summary, {&c});
+  check.apart({{"summary", a.summary}}, {&c, &a.block_table, &a.seq_lens, &a.k_scale, &a.start});
 }
 
 }  // namespace

@@ -12,13 +12,16 @@ void check_inputs(const Check& check, const ScorePagesArgs& a) {
   check.tensor("q", a.q, kFloats, 4);
   check.tensor("summary", a.summary, kFloats, {d.P, d.Hkv, 2, a.q.shape[3]});
   check_query(check, a.q, d, a.q.shape[3]);
+  check.value(a.q.shape[3] >= 1, "q", double(a.q.shape[3]), "a head size of at least 1");
   check_max_seq_len(check, a.max_seq_len, d, a.seq_lens);
+  check_finite(check, "scale", a.scale);
+  check_finite(check, "beta", a.beta);
 }
 
 void check_outputs(const Check& check, const ScorePagesArgs& a) {
   check.output("out", a.out, DType::f32,
                {a.q.shape[0], a.q.shape[1], a.summary.shape[1], ceil_div(a.max_seq_len, a.page)});
-  check.apart("out", a.out, {&a.q, &a.summary});
+  check.apart({{"out", a.out}}, {&a.q, &a.summary, &a.block_table, &a.seq_lens});
 }
 
 }  // namespace

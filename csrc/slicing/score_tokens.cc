@@ -13,12 +13,13 @@ CacheDims check_scoring(const Check& check, const SketchScoreArgs& a) {
   check_query(check, a.q, d, a.q.shape[3]);
   check_sketch(check, a.bits, a.norm, a.planes, d, a.q.shape[3]);
   check_max_seq_len(check, a.max_seq_len, d, a.seq_lens);
+  check_finite(check, "scale", a.scale);
   return d;
 }
 
 void check_scores(const Check& check, const SketchScoreArgs& a, int64_t width) {
   check.output("out", a.out, DType::i16, {a.q.shape[0], a.q.shape[1], a.norm.shape[1], width});
-  check.apart("out", a.out, {&a.q, &a.bits, &a.norm});
+  check.apart({{"out", a.out}}, {&a.q, &a.bits, &a.norm, &a.block_table, &a.seq_lens, &a.cand_indices, &a.cand_counts});
 }
 
 void check_tokens(const Check& check, const SketchScoreArgs& a) { check_scoring(check, a); }

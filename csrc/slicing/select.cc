@@ -81,7 +81,8 @@ void check_inputs(const Check& check, const SelectArgs& a) {
   check.tensor("scores", a.scores, kFloats | DType::i16, 4);
   const int64_t B = a.scores.shape[0], Hkv = a.scores.shape[2], N = a.scores.shape[3];
   check.tensor("seq_lens", a.seq_lens, kIndexInts, {B});
-  check.value(a.unit == Unit::token || a.page >= 1, "page_size", double(a.page), "at least 1");
+  check.value(a.unit == Unit::token || (a.page >= 1 && a.page <= kMaxPage), "page_size", double(a.page),
+              "1 to 2^31 - 1");
   check.value(a.ratio >= 0 && a.ratio <= 1, "ratio", a.ratio, "0 to 1");
   check.value(a.top_p > 0 && a.top_p <= 1, "top_p", a.top_p, "above 0, at most 1");
   check_count(check, "sink", a.sink);
@@ -103,7 +104,7 @@ void check_outputs(const Check& check, const SelectArgs& a) {
   const TensorView& s = a.scores;
   check.output("indices", a.indices, DType::i32, {s.shape[0], s.shape[1], s.shape[2], -1});
   check.output("counts", a.counts, DType::i32, {s.shape[0], s.shape[1], s.shape[2]});
-  check.apart("indices", a.indices, {&a.scores, &a.counts});
+  check.apart({{"indices", a.indices}, {"counts", a.counts}}, {&a.scores, &a.seq_lens, &a.budgets, &a.keep});
   check_capacity(check, a);
 }
 

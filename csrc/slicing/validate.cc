@@ -40,7 +40,7 @@ CacheDims check_cache(const Check& check, const char* arg, const TensorView& cac
   d.P = cache.shape[0];
   d.Hkv = cache.shape[1];
   d.page = page;
-  check.value(page >= 1, "page_size", double(page), "at least 1");
+  check.value(page >= 1 && page <= kMaxPage, "page_size", double(page), "1 to 2^31 - 1");
   if (block_table.given()) {
     check.tensor("block_table", block_table, kIndexInts, {d.B, -1});
     d.M = block_table.shape[1];
@@ -65,6 +65,7 @@ void check_scale(const Check& check, const char* arg, const TensorView& scale, c
   if (scale.rank == 1) check.shape(arg, scale, {Hkv});
   check.require(cache.dtype == DType::f8e4m3, arg, describe(scale),
                 "None, since the cache is " + std::string(name(cache.dtype)));
+  if (number) check_finite(check, arg, *scale.as<const float>());
 }
 
 CacheDims check_kv(const Check& check, const PagedKv& kv) {
@@ -145,6 +146,10 @@ void check_max_seq_len(const Check& check, int64_t max_seq_len, const CacheDims&
     check.require(n <= max_seq_len, "seq_lens", std::to_string(n) + " for sequence " + std::to_string(b),
                   "at most max_seq_len = " + std::to_string(max_seq_len));
   }
+}
+
+void check_finite(const Check& check, const char* arg, float x) {
+  check.value(x >= -kLargest && x <= kLargest, arg, x, "a finite float32 number");
 }
 
 void check_count(const Check& check, const char* arg, int64_t n) {

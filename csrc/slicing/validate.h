@@ -1,9 +1,15 @@
 // Checks that several slicing ops share.
 #pragma once
+#include <limits>
+
 #include "core/check.h"
 #include "slicing/slicing.h"
 
 namespace sic::slicing {
+
+constexpr int64_t kMaxPage = (int64_t{1} << 31) - 1;            // positions are counted in 31 bits
+constexpr float kLargest = std::numeric_limits<float>::max();   // finite
+constexpr float kSmallest = std::numeric_limits<float>::min();  // that can be divided by
 
 struct CacheDims {
   int64_t B = 0, P = 0, Hkv = 0, page = 1, M = 1, S = 0;
@@ -29,6 +35,9 @@ void check_start(const Check&, const TensorView& start, int64_t B);
 
 // Score rows are addressed up to max_seq_len; no length may lie beyond it.
 void check_max_seq_len(const Check&, int64_t max_seq_len, const CacheDims& dims, const TensorView& seq_lens);
+
+// A number that f32 holds.
+void check_finite(const Check&, const char* arg, float x);
 
 // A number of tokens given by the caller.
 void check_count(const Check&, const char* arg, int64_t n);

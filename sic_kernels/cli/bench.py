@@ -26,6 +26,7 @@ from ..runtime import backends, bench_plot, bench_report, measure, roofline
 from ..runtime.bench_report import Family
 from ..runtime.errors import SicError
 from ..slicing import benches as slicing
+from ._options import output_file
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (slicing.FAMILY,)}
 
@@ -44,11 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-k", dest="only", metavar="WORDS", help="only benchmarks whose name matches, as pytest's -k (suite)"
     )
-    parser.add_argument("--save", metavar="FILE", help="also keep pytest-benchmark's own JSON (suite)")
+    parser.add_argument(
+        "--save", metavar="FILE", type=output_file, help="also keep pytest-benchmark's own JSON (suite)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (the default), or a CUDA device: cuda, cuda:1")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument(
-        "--plot", metavar="FILE.html", type=Path, help="also write a page with plots, which needs no network"
+        "--plot", metavar="FILE.html", type=output_file, help="also write a page with plots, which needs no network"
     )
     parser.add_argument(
         "--predict",
@@ -180,7 +183,7 @@ def _timed(bench: bench_report.Bench, sets: int, memory: measure.Memory, seconds
 # --- the suite ----------------------------------------------------------------------------------------------------------
 
 
-def suite(families: list[Family], quick: bool, only: str | None = None, save: str | None = None) -> dict[str, Any]:
+def suite(families: list[Family], quick: bool, only: str | None = None, save: Path | None = None) -> dict[str, Any]:
     """Run bench/ in this process; its output is shown only if something fails."""
     for package in ("pytest", "pytest_benchmark"):
         if importlib.util.find_spec(package) is None:
@@ -188,13 +191,15 @@ def suite(families: list[Family], quick: bool, only: str | None = None, save: st
     import pytest
 
     with tempfile.TemporaryDirectory() as folder, _progress() as bar:
-        file = Path(save) if save else Path(folder) / "bench.json"
+        file = save or Path(folder) / "bench.json"
         options = [*(str(_suite_file(f)) for f in families), f"--benchmark-json={file}", "-p", "no:cacheprovider"]
         options += ["--quick"] if quick else []
         options += ["-k", only] if only else []
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             status = pytest.main(options, plugins=[_Watcher(bar)])
+        if only and status == pytest.ExitCode.NO_TESTS_COLLECTED:
+            raise BenchError(f"-k: no benchmark matches {only!r}")
         if status != pytest.ExitCode.OK:
             raise BenchError(f"pytest ended with status {int(status)}\n{said.getvalue()}")
         data = json.loads(file.read_text())

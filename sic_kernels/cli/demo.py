@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ..models.language_model import require
-from ._options import add_model_arguments
+from ._options import add_model_arguments, count, share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", default="hamlet", help="a play, python-topics, python:MODULE, or a file (default: hamlet)"
     )
-    parser.add_argument("--steps", type=int, default=128, help="tokens to decode (default: 128)")
+    parser.add_argument("--steps", type=count(1), default=128, help="tokens to decode (default: 128)")
     parser.add_argument(
-        "--ratio", type=float, default=None, help="share of the cache to read (default: SIC_SLICE_RATIO, 0.12)"
+        "--ratio", type=share, default=None, help="share of the cache to read (default: SIC_SLICE_RATIO, 0.12)"
     )
     parser.add_argument(
         "--max-omitted-mass", type=float, default=None, help="recompute a head dense above this estimate"

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from ..models.language_model import require
-from ._options import add_model_arguments
+from ..runtime.errors import ArgumentError
+from ._options import add_model_arguments, count, share
 
 DEFAULT_TEXTS = ("hamlet", "python-topics", "python:_pydecimal")
 
@@ -18,19 +19,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", dest="texts", action="append",
                         help=f"may be given several times (default: {', '.join(DEFAULT_TEXTS)})")  # fmt: skip
     parser.add_argument(
-        "--scored", type=int, default=2048, help="tokens scored at the end of the context (default: 2048)"
+        "--scored", type=count(1), default=2048, help="tokens scored at the end of the context (default: 2048)"
     )
     parser.add_argument(
-        "--skip", type=int, default=1000, help="tokens skipped at the start of the text (default: 1000)"
+        "--skip", type=count(0), default=1000, help="tokens skipped at the start of the text (default: 1000)"
     )
     parser.add_argument(
         "--ratio",
         dest="ratios",
-        type=float,
+        type=share,
         action="append",
         help="share of the cache to read; may be given several times (default: 0.12 and 0.06)",
     )
-    parser.add_argument("--needles", type=int, default=12, help="needle questions per text, 0 to 12 (default: 12)")
+    parser.add_argument(
+        "--needles", type=count(0, 12), default=12, help="needle questions per text, 0 to 12 (default: 12)"
+    )
     parser.add_argument(
         "--fast", action="store_true", help="512 scored tokens, no needles: a smoke test, not a measurement"
     )
@@ -41,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         require(package, "the evaluation")
     if args.fast:
         args.scored, args.needles = min(args.scored, 512), 0
+    if args.scored >= args.context:
+        raise ArgumentError(f"--scored: got {args.scored}, expected fewer than the {args.context} tokens of --context")
     result = measure(args)
     if args.json:
         print(json.dumps(result, indent=1))

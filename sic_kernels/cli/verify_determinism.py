@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..runtime.errors import SicError
+from ._options import count
 
 HEADS, GROUP, DIM, PAGE, TOKENS = 2, 4, 64, 16, 2000
 BATCHES = (1, 2, 8)
@@ -26,8 +27,10 @@ class DeterminismError(SicError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
-    parser.add_argument("--runs", type=int, default=20, help="runs of each operation in each process")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts, one process each")
+    parser.add_argument("--runs", type=count(2), default=20, help="runs of each operation in each process")
+    parser.add_argument(
+        "--threads", type=count(1, 256), nargs="+", default=[1, 2], help="thread counts, one process each"
+    )
     parser.add_argument("--backend", default="auto", help="backend to check")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

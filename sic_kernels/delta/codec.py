@@ -35,8 +35,7 @@ class Codec:
 
     k_bits, v_bits: 2, 3, 4, 5 or 8 bits a channel.  k_templates, v_templates: `Templates` of the same KV heads.
     rope: keys are given and returned rotated, and are coded before RoPE; None: coded as they are.
-    rotate: rotate the residuals of keys (those of values always are).  k_rotation: channels of a key rotated together, a power
-    of two that divides Dk (default: the largest).
+    rotate: rotate the residuals of keys before they are rounded (those of values always are).
     sinks: rows at positions below are kept raw.  escape: rows whose squared error is more than so many times that of a typical
     row are kept raw; inf: none, -inf: all.
     """
@@ -49,7 +48,6 @@ class Codec:
     rotate: bool = True
     sinks: int = 4
     escape: float = 4.0
-    k_rotation: int | None = None
     fingerprint: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +64,8 @@ class Codec:
         if isinstance(self.escape, bool) or not isinstance(self.escape, numbers.Real) or math.isnan(self.escape):
             raise ArgumentError.of("Codec", "escape", repr(self.escape), "a number, inf (none) or -inf (all)")
         object.__setattr__(self, "escape", float(self.escape))
-        object.__setattr__(self, "k_rotation", self._rotation())
+        if not isinstance(self.rotate, bool):
+            raise ArgumentError.of("Codec", "rotate", repr(self.rotate), "True or False")
         object.__setattr__(self, "fingerprint", self._digest())
 
     def _check_templates(self) -> None:
@@ -80,27 +79,11 @@ class Codec:
             raise ArgumentError.of(
                 "Codec", "v_templates", got, f"{k.heads} heads on {k.centres.device}, as k_templates"
             )
-        if v.deviation is not None:
-            raise ArgumentError.of(
-                "Codec", "v_templates", "a deviation per channel", "none: values are rotated as a whole"
-            )
-
-    def _rotation(self) -> int:
-        if not isinstance(self.rotate, bool):
-            raise ArgumentError.of("Codec", "rotate", repr(self.rotate), "True or False")
-        largest = self.Dk & -self.Dk
-        if self.k_rotation is None:
-            return largest if self.rotate else 1
-        expected = f"a power of two that divides {self.Dk}" if self.rotate else "1, since rotate is False"
-        R = integer("Codec", "k_rotation", self.k_rotation, 1, expected)
-        if R & (R - 1) or largest % R or (R > 1 and not self.rotate):
-            raise ArgumentError.of("Codec", "k_rotation", R, expected)
-        return R
 
     def _digest(self) -> str:
         r = self.rope
         rope = None if r is None else (r.dim, r.interleaved, r.attention_factor, r.inv_freq.tolist())
-        text = repr((self.k_bits, self.v_bits, self.k_rotation, rope))
+        text = repr((self.k_bits, self.v_bits, self.rotate, rope))
         parts = (text, self.k_templates.fingerprint, self.v_templates.fingerprint)
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
 
@@ -170,7 +153,7 @@ class Codec:
             made = (
                 self.k_bits,
                 self.v_bits,
-                self.k_rotation,
+                self.rotate,
                 k,
                 v,
                 rope,
@@ -180,4 +163,4 @@ class Codec:
         return self.__dict__["_inputs"]
 
     def _tensors(self, t: Templates, bits: int) -> tuple:
-        return t.centres, t.search, t.half_norm, t.mean, t.step, self.bound(t, bits), t.deviation
+        return t.centres, t.search, t.half_norm, t.mean, t.step, self.bound(t, bits)

@@ -32,13 +32,12 @@ def fit_templates(
     count: int = 64,
     seed: int = 0,
     iterations: int = ITERATIONS,
-    deviation: bool = False,
     meta: Mapping[str, str] | None = None,
 ) -> Templates:
     """Templates of a layer from keys before RoPE, or values, [N,Hkv,D] of any text (8K tokens are plenty).
 
-    count: templates a head, at most 256 and N.  seed: of the starting points.  deviation: also fit a standard deviation of
-    every channel's residual, for codecs that do not rotate keys.  meta: what to remember of their origin (model, layer, text).
+    count: templates a head, at most 256 and N.  seed: of the starting points.  meta: what to remember of their origin
+    (model, layer, text).
 
     k-means: seeded starting points far from each other, then a fixed number of iterations; a template that no sample is
     nearest to moves to the sample furthest from its own. Bit-reproducible. Source: k-means++, Arthur & Vassilvitskii 2007.
@@ -60,8 +59,10 @@ def fit_templates(
         nearest, distance = assign(moved, centres)
     limit = torch.finfo(torch.float16).max
     fitted = (centres * step[:, None, None] + mean[:, None]).clamp(-limit, limit).to(torch.float16)
-    widths, spread = _residual_sizes(x, fitted, nearest, deviation)
-    return Templates(fitted.to(x.device), spread, widths, dict(meta or {}))
+    heads = torch.arange(x.shape[1], device=x.device)
+    residuals = x.double() - fitted[heads, nearest.T].double()
+    spread = tree_sum(halving_sum(residuals * residuals) / N).float()
+    return Templates(fitted, spread, dict(meta or {}))
 
 
 def _checked(samples: Any) -> Tensor:
@@ -128,17 +129,3 @@ def updated(x: Tensor, centres: Tensor, nearest: Tensor, distance: Tensor) -> Te
         furthest = distance[h].argsort(descending=True, stable=True)[: len(empty)]
         new[h, empty] = x[h, furthest]
     return new
-
-
-def _residual_sizes(x: Tensor, centres: Tensor, nearest: Tensor, deviation: bool) -> tuple[Tensor | None, Tensor]:
-    """deviation f32[Hkv,D] of the residuals' channels (or None), and the mean squared norm f32[Hkv] of what is coded."""
-    heads = torch.arange(x.shape[1], device=x.device)
-    squares = (x.double() - centres[heads, nearest.T].double()) ** 2
-    channels = halving_sum(squares) / x.shape[0]
-    if not deviation:
-        return None, tree_sum(channels).float()
-    # A channel without spread gets the smallest there is, so that nothing is divided by 0.
-    widths = channels.sqrt()
-    floor = torch.where(widths > 0, widths, torch.inf).amin(-1, keepdim=True)
-    widths = torch.where(widths > 0, widths, torch.where(floor.isfinite(), floor, 1.0)).float()
-    return widths, tree_sum(channels / widths.double() ** 2).float()

@@ -15,7 +15,7 @@ import torch
 from ..slicing.reference_sketch import rotate, tree_sum, write_sketch
 from .levels import LEVELS, MAX_LEVEL_8, UNITS, thresholds
 from .reference_layout import RAW_SCALE, little_endian, make_tags, pack_codes
-from .reference_rotation import rotate_keys, undo_rope
+from .reference_rotation import undo_rope
 
 Tensor = torch.Tensor
 
@@ -36,6 +36,11 @@ class Coded(NamedTuple):
 def divide(a: float, b: Tensor) -> Tensor:
     """a / b, one IEEE division; torch takes a reciprocal where a number meets a tensor."""
     return torch.full_like(b, a) / b
+
+
+def root(x: Tensor) -> Tensor:
+    """The IEEE square root: torch's own in float32 is off by a bit, its float64 rounded to float32 is not."""
+    return torch.sqrt(x.double()).float()
 
 
 def dot_templates(q: Tensor, search: Tensor) -> Tensor:
@@ -70,16 +75,14 @@ def quantise(u: Tensor, bits: int) -> Tensor:
     return torch.where(u < 0, half - 1 - m, half + m)
 
 
-def encode_rows(x: Tensor, templates: tuple, bits: int, k_rotation: int | None) -> Coded:
-    """Rows x f32[N,Hkv,D] of finite values. k_rotation: of keys; None: values, rotated as a whole."""
-    centres, deviation, bound = templates[0], templates[6], templates[5]
+def encode_rows(x: Tensor, templates: tuple, bits: int, rotated: bool) -> Coded:
+    """Rows x f32[N,Hkv,D] of finite values."""
+    centres, bound = templates[0], templates[5]
     ids = nearest(x, templates)
     r = x - centres[torch.arange(x.shape[1], device=x.device), ids].float()
-    if deviation is not None:
-        r = r / deviation
-    y = rotate(r) if k_rotation is None else rotate_keys(r, k_rotation)
+    y = rotate(r) if rotated else r
     energy = tree_sum(y * y)
-    spread = torch.sqrt(energy / torch.full_like(energy, x.shape[-1]))
+    spread = root(energy / torch.full_like(energy, x.shape[-1]))
     usable = (spread > 0) & (spread < torch.inf)
     unit = divide(UNITS[bits], torch.where(usable, spread, 1.0))
     codes = quantise(torch.where(usable[..., None], y * unit[..., None], 0.0), bits)
@@ -134,7 +137,7 @@ def delta_encode(k, v, positions, slots, codec, sinks, pages, bits, norm, centre
 
     A sketch (bits, norm, centre as in append_kv) takes the keys as they are given.
     """
-    k_bits, v_bits, k_rotation, k_templates, v_templates, (lo, _, undo), interleaved = codec
+    k_bits, v_bits, rotate_k, k_templates, v_templates, (lo, _, undo), interleaved = codec
     k_codes, v_codes, tags, raw, raw_owner, raw_state = pages
     kept = last_writes(slots)
     slots, positions = slots[kept].long(), positions[kept].long()
@@ -147,8 +150,8 @@ def delta_encode(k, v, positions, slots, codec, sinks, pages, bits, norm, centre
         keys = undo_rope(keys, positions, lo, undo, interleaved)
 
     finite = keys.isfinite().all(-1) & values.isfinite().all(-1)
-    k_rows = encode_rows(torch.where(keys.isfinite(), keys, 0.0), k_templates, k_bits, k_rotation)
-    v_rows = encode_rows(torch.where(values.isfinite(), values, 0.0), v_templates, v_bits, None)
+    k_rows = encode_rows(torch.where(keys.isfinite(), keys, 0.0), k_templates, k_bits, rotate_k)
+    v_rows = encode_rows(torch.where(values.isfinite(), values, 0.0), v_templates, v_bits, True)
     misfit = k_rows.misfit | v_rows.misfit | ~finite | (positions < sinks)[:, None]
     entries = place_raw(misfit, slots, raw_owner, raw_state)
     stored = entries >= 0

@@ -26,8 +26,7 @@ class Templates:
     """Up to 256 templates of each KV head of a layer, of its keys before RoPE or of its values. Immutable.
 
     centres: f16[Hkv,n,D].  spread: f32[Hkv], mean squared norm of the residuals of the sample they were fitted on, the measure
-    for what is an outlier.  deviation: f32[Hkv,D] or None; residuals are divided by it before they are rotated, and `spread`
-    is that of the divided ones.  meta: strings about their origin.
+    for what is an outlier.  meta: strings about their origin.
     fingerprint: digest of all of these; what was coded with templates of one fingerprint is decoded with the same only.
 
     Derived, for the search: mean f32[Hkv,D] of the centres; step f32[Hkv]; search i8[Hkv,n/16,D/4,16,4] = (centre - mean) / step,
@@ -37,7 +36,6 @@ class Templates:
 
     centres: Tensor
     spread: Tensor
-    deviation: Tensor | None = None
     meta: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mean: Tensor = dataclasses.field(init=False, repr=False)
     step: Tensor = dataclasses.field(init=False, repr=False)
@@ -47,9 +45,8 @@ class Templates:
 
     def __post_init__(self) -> None:
         self._check()
-        for name in ("centres", "spread", "deviation"):
-            tensor = getattr(self, name)
-            object.__setattr__(self, name, None if tensor is None else tensor.detach().contiguous())
+        for name in ("centres", "spread"):
+            object.__setattr__(self, name, getattr(self, name).detach().contiguous())
         object.__setattr__(self, "meta", {str(k): str(v) for k, v in self.meta.items()})
         for name, tensor in derived(self.centres).items():
             object.__setattr__(self, name, tensor)
@@ -61,9 +58,11 @@ class Templates:
         if H < 1 or not 1 <= n <= MAX_TEMPLATES or not 1 <= D <= MAX_DIM or c.dtype != torch.float16:
             expected = f"float16 [Hkv,n,D], n at most {MAX_TEMPLATES}, D at most {MAX_DIM}"
             raise ArgumentError.of("Templates", "centres", describe(c), expected)
-        _check_floats("spread", self.spread, (H,), c.device, "0 or more", lambda x: x >= 0)
-        if self.deviation is not None:
-            _check_floats("deviation", self.deviation, (H, D), c.device, "above 0", lambda x: x > 0)
+        s = self.spread
+        if not isinstance(s, Tensor) or s.dtype != torch.float32 or s.shape != (H,) or s.device != c.device:
+            raise ArgumentError.of("Templates", "spread", describe(s), f"float32[{H}] on {c.device}")
+        if not bool((s.isfinite() & (s >= 0)).all()):
+            raise ArgumentError.of("Templates", "spread", "values out of range", "finite values of 0 or more")
         if not bool(c.isfinite().all()):
             raise ArgumentError.of("Templates", "centres", "values that are not finite", "finite values")
         if not isinstance(self.meta, Mapping):
@@ -71,9 +70,9 @@ class Templates:
 
     def _digest(self) -> str:
         digest = hashlib.sha256(json.dumps([VERSION, sorted(self.meta.items())]).encode())
-        for tensor in (self.centres, self.spread, self.deviation):
-            digest.update(b"-" if tensor is None else repr(tuple(tensor.shape)).encode())
-            digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
+        for tensor in (self.centres, self.spread):
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 
     def __eq__(self, other: object) -> bool:
@@ -95,8 +94,8 @@ class Templates:
         return self.centres.shape[2]
 
     def nbytes(self) -> int:
-        """Bytes of what is kept (centres, spread, deviation), shared by all sequences."""
-        return sum(t.nbytes for t in (self.centres, self.spread, self.deviation) if t is not None)
+        """Bytes of what is kept (centres, spread), shared by all sequences."""
+        return self.centres.nbytes + self.spread.nbytes
 
     @classmethod
     def zero(cls, heads: int, dim: int, device: torch.device | str = "cpu") -> Templates:
@@ -106,16 +105,13 @@ class Templates:
 
     def to(self, device: torch.device | str) -> Templates:
         """The same templates on another device."""
-        deviation = None if self.deviation is None else self.deviation.to(device)
-        return Templates(self.centres.to(device), self.spread.to(device), deviation, self.meta)
+        return Templates(self.centres.to(device), self.spread.to(device), self.meta)
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file (needs the package `safetensors`)."""
         from safetensors.torch import save_file
 
         tensors = {"centres": self.centres.cpu(), "spread": self.spread.cpu()}
-        if self.deviation is not None:
-            tensors["deviation"] = self.deviation.cpu()
         about = {"kind": KIND, "version": VERSION, "fingerprint": self.fingerprint, "meta": json.dumps(dict(self.meta))}
         save_file(tensors, str(path), metadata=about)
 
@@ -125,7 +121,7 @@ class Templates:
         tensors, about = _read(path)
         try:
             meta = json.loads(about.get("meta", ""))
-            templates = cls(tensors["centres"], tensors["spread"], tensors.get("deviation"), meta)
+            templates = cls(tensors["centres"], tensors["spread"], meta)
         except (ValueError, AttributeError, KeyError) as error:  # ArgumentError is a ValueError
             raise ArgumentError.of("Templates.load", "path", f"{path} ({error})", _EXPECTED) from error
         if templates.fingerprint != about.get("fingerprint"):
@@ -145,9 +141,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(str(path), "pt") as file:
             about = file.metadata() or {}
             names = set(file.keys())
-            if (about.get("kind"), about.get("version")) != (KIND, VERSION) or not names <= {
-                "centres", "spread", "deviation",
-            }:  # fmt: skip
+            if (about.get("kind"), about.get("version")) != (KIND, VERSION) or names != {"centres", "spread"}:
                 raise ArgumentError.of("Templates.load", "path", str(path), _EXPECTED)
             return {name: file.get_tensor(name).clone() for name in names}, about
     except (SafetensorError, OSError) as error:
@@ -157,13 +151,6 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def describe(x: object) -> str:
     """A tensor as errors name it: dtype[shape]."""
     return f"{x.dtype}{list(x.shape)}".removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
-
-
-def _check_floats(name: str, x: object, shape: tuple[int, ...], device: torch.device, what: str, allowed) -> None:
-    if not isinstance(x, Tensor) or x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != device:
-        raise ArgumentError.of("Templates", name, describe(x), f"float32{list(shape)} on {device}")
-    if not bool((x.isfinite() & allowed(x)).all()):
-        raise ArgumentError.of("Templates", name, "values out of range", f"finite values {what}")
 
 
 def halving_sum(x: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def pick(op: str, tensor: Any, wanted: str | None = None) -> Backend:
     """
     wanted = wanted or config.current().backend
     if wanted == "auto":
-        return _automatic(op, _device(tensor))
+        return _automatic(op, arrays.device_type(tensor))
     chosen = _named(op, wanted)
     reason = chosen.why_not()
     if reason is not None:
@@ -135,15 +135,9 @@ def _automatic(op: str, device: str) -> Backend:
 
 
 def _named(op: str, name: str) -> Backend:
-    if name not in TABLE:
+    if not isinstance(name, str) or name not in TABLE:
         raise ArgumentError.of(op, "backend", repr(name), "auto|" + "|".join(TABLE))
     return TABLE[name]
-
-
-def _device(tensor: Any) -> str:
-    if isinstance(tensor, torch.Tensor):
-        return tensor.device.type
-    return "cuda" if hasattr(tensor, "__cuda_array_interface__") else "cpu"
 
 
 def call(
@@ -155,7 +149,7 @@ def call(
     and nothing is touched before they pass.
     """
     chosen = pick(op, inputs[0], backend)
-    if torch.is_grad_enabled() and getattr(inputs[0], "requires_grad", False):
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *outs)):
         raise ArgumentError.of(
             op, "inputs", "a tensor that requires grad", "tensors without: the ops have no backward pass"
         )
@@ -220,10 +214,14 @@ def _number_kinds(native: Any) -> list[str]:
 
 def _run_python(family: str, op: str, backend: Backend, inputs: tuple, results: tuple) -> None:
     function = getattr(importlib.import_module(f"sic_kernels.{family}.{backend.file}"), op)
-    into = tuple(arrays.as_torch(r) for r in results)
-    args = tuple(arrays.as_torch(x) for x in inputs)
-    if backend.in_place:
-        function(*args, outs=into)
-        return
-    for target, value in zip(into, function(*args), strict=True):
-        target.copy_(value)
+    for result in results:
+        if arrays.has_negative_strides(result):
+            raise ArgumentError.of(op, "out", "an array with negative strides", f"one that {backend.name} can write to")
+    with arrays.stream_of(inputs[0]):
+        into = tuple(arrays.as_torch(r) for r in results)
+        args = tuple(arrays.as_torch(x) for x in inputs)
+        if backend.in_place:
+            function(*args, outs=into)
+            return
+        for target, value in zip(into, function(*args), strict=True):
+            target.copy_(value)

@@ -42,6 +42,9 @@ def _load(name: str, remedy: str) -> Any:
     import torch  # noqa: F401
 
     try:
-        return importlib.import_module(f"sic_kernels.{name}")
-    except ImportError as error:
+        native = importlib.import_module(f"sic_kernels.{name}")
+        if not hasattr(native, "set_device_checks"):
+            raise ImportError(f"{native.__file__} is of another version")
+        return native
+    except Exception as error:  # a damaged module may raise anything
         raise BackendError(f"sic_kernels.{name} cannot be imported ({error}); build it with: {remedy}") from error

@@ -14,8 +14,10 @@ sequence, S = M * page positions, D head size):
 * With `out=` and `workspace=` (`workspace_bytes` of u8, 256-byte aligned on CUDA) an op neither allocates nor synchronises and
   can be captured in a CUDA graph. On the CPU the workspace holds the partial results of splits and nothing else: scratch of the
   scan is kept by the calling threads, which allocate it in the first call of a size (up to 64 MiB, beyond that in every call).
-* CUDA work goes to torch's (for CuPy arrays CuPy's) current stream. Lengths, page ids and lists on the device are taken as right;
-  with `SIC_CHECK=1` they are read back and checked like those on the CPU.
+* CUDA work goes to torch's (for CuPy arrays CuPy's) current stream and waits for the streams that other arrays name, except while
+  a graph is captured. Lengths, page ids and lists on the device are taken as right; with `SIC_CHECK=1` they are read back and
+  checked like those on the CPU.
+* No output lies in the memory of an input or of another output, and the workspace in none of them: an error, where it is sure.
 * Results are bitwise equal from run to run, for any thread count and any batch a row is in.
 * `ArgumentError` (one format) before anything is read or written.
 """

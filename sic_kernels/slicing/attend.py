@@ -6,9 +6,10 @@ from ..runtime import trace
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import with_tokens, without_tokens
-from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult
+from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult, instance, outputs
 
 _DEFAULT: SlicePolicy | None = None
+_RESULTS = ("out", "lse", "indices", "counts", "omitted_mass", "status")
 
 
 def attend(
@@ -48,6 +49,7 @@ def attend(
     Bitwise deterministic and batch-invariant like its parts.
     """
     policy = _default_policy() if policy is None else policy
+    instance("attend", "policy", policy, SlicePolicy)
     q4, flat = with_tokens(q)
     sketch = _index_inputs("attend", index, policy)
     dense_layer = layer is not None and layer in policy.dense_layers
@@ -57,7 +59,7 @@ def attend(
         policy.max_omitted_mass, dense_layer, policy.max_sliced_T, policy.min_len, keep,
         scale, key_bias, softcap or None, window or None, sinks, k_scale, v_scale, max_seq_len,
     )  # fmt: skip
-    outs = (None,) * 6 if out is None else tuple(o[:, None] for o in out) if flat else out
+    outs = outputs("attend", out, _RESULTS, flat)
     results = call("slicing", "attend", inputs, outs, workspace, backend)
     result, lse, indices, counts, omitted, status = without_tokens(flat, *results)
     dense = dense_layer or q4.shape[1] > policy.max_sliced_T
@@ -103,6 +105,7 @@ def select_slice(
     page summary needs it.  Deterministic and batch-invariant; with `out` and `workspace` it can be captured in a CUDA graph.
     """
     policy = _default_policy() if policy is None else policy
+    instance("select_slice", "policy", policy, SlicePolicy)
     q4, flat = with_tokens(q)
     sketch = _index_inputs("select_slice", index, policy)
     page = index.page if isinstance(index, KeySketch) else page_size
@@ -122,7 +125,7 @@ def _index_inputs(op: str, index: KeySketch | Array, policy: SlicePolicy) -> tup
     """bits, norm, centre, planes and summary, of the kind that the policy selects by."""
     is_sketch = isinstance(index, KeySketch)
     if is_sketch != (policy.unit == "token"):
-        got = "a KeySketch" if is_sketch else "a page summary"
+        got = "a KeySketch" if is_sketch else "a page summary" if hasattr(index, "shape") else type(index).__name__
         want = "a KeySketch" if policy.unit == "token" else "a page summary"
         raise ArgumentError.of(op, "index", got, f"{want} for unit {policy.unit!r}")
     if isinstance(index, KeySketch):

@@ -6,15 +6,18 @@ from typing import Any
 
 import torch
 
+from ..runtime.arrays import as_torch, has_negative_strides
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from .types import UNITS, Array, KeySketch, Selection, code_of
+from .types import UNITS, Array, KeySketch, Selection, code_of, outputs
 
 
 def selection_inputs(op: str, selection: Selection | None) -> tuple[Any, Any, int]:
     """indices, counts and unit as the native layer takes them; a selection of a 3-D call gets its T dimension back."""
     if selection is None:
         return None, None, 0
+    if not isinstance(selection, tuple) or len(selection) != 3:
+        raise ArgumentError.of(op, "selection", type(selection).__name__, "a Selection")
     indices, counts, unit = selection
     if getattr(indices, "ndim", 4) == 3:
         indices, counts = indices[:, None], counts[:, None]
@@ -76,7 +79,7 @@ def gather(
     out: buffers of at least N rows (B*T*Hkv*K always suffice); without it N is read from the counts.
     """
     inputs = (k_cache, v_cache, block_table, seq_lens, *selection_inputs("gather", selection))
-    return call("slicing", "gather", inputs, out or (None, None, None), workspace, backend)
+    return call("slicing", "gather", inputs, outputs("gather", out, ("k", "v", "indptr")), workspace, backend)
 
 
 def sliced_attention(
@@ -111,7 +114,7 @@ def sliced_attention(
     Method: split-KV online softmax (Milakov & Gimelshein 2018; FlashDecoding), each K and V row read once per GQA group.
     """
     q4, flat = with_tokens(q)
-    outs = (None, None) if out is None else tuple(with_tokens(out[0])[0:1]) + (out[1][:, None] if flat else out[1],)
+    outs = outputs("sliced_attention", out, ("out", "lse"), flat)
     inputs = (
         q4, k_cache, v_cache, block_table, seq_lens, *selection_inputs("sliced_attention", selection),
         scale, key_bias, softcap or None, window or None, sinks, k_scale, v_scale, max_seq_len,
@@ -133,12 +136,15 @@ def merge_states(
 
     lse -inf (or +inf, as some stacks write it) marks an empty state; two empty ones give out 0, lse -inf.
     """
-    outs = (None, None) if out is None else out
-    if out_a.ndim == 3:
+    outs = outputs("merge_states", out, ("out", "lse"))
+    if getattr(out_a, "ndim", 3) == 3:
         return call("slicing", "merge_states", (out_a, lse_a, out_b, lse_b), outs, workspace, backend)
-    if out_a.ndim < 2 or out_b.shape != out_a.shape or lse_b.shape != lse_a.shape or lse_a.shape != out_a.shape[:-1]:
-        got = f"{list(out_b.shape)} with lse {list(lse_b.shape)}"
-        raise ArgumentError.of("merge_states", "out_b", got, f"{list(out_a.shape)} with lse {list(out_a.shape[:-1])}")
+    for name, array, shape in (
+        ("lse_a", lse_a, out_a.shape[:-1]), ("out_b", out_b, out_a.shape), ("lse_b", lse_b, out_a.shape[:-1])
+    ):  # fmt: skip
+        _check_shape("merge_states", name, array, shape)
+    if out_a.ndim < 2:
+        raise ArgumentError.of("merge_states", "out_a", list(out_a.shape), "[...,H,D]")
     H, D = out_a.shape[-2:]
     flat = (out_a.reshape(-1, H, D), lse_a.reshape(-1, H), out_b.reshape(-1, H, D), lse_b.reshape(-1, H))
     if out is not None:
@@ -156,9 +162,10 @@ def merge_many(
     backend: str | None = None,
 ) -> tuple[Array, Array]:
     """`merge_states` of n results at once: outs [n,...,H,D], lses f32[n,...,H]."""
-    results = (None, None) if out is None else out
-    if outs.ndim == 4:
+    results = outputs("merge_many", out, ("out", "lse"))
+    if getattr(outs, "ndim", 4) in (0, 1, 2, 4):
         return call("slicing", "merge_many", (outs, lses), results, workspace, backend)
+    _check_shape("merge_many", "lses", lses, outs.shape[:-1])
     n, H, D = outs.shape[0], outs.shape[-2], outs.shape[-1]
     rows = outs.numel() // max(1, n * H * D) if isinstance(outs, torch.Tensor) else outs.size // max(1, n * H * D)
     if out is not None:
@@ -169,14 +176,22 @@ def merge_many(
     return merged.reshape(outs.shape[1:]), lse.reshape(lses.shape[1:])
 
 
+def _check_shape(op: str, arg: str, array: Array, shape: Any) -> None:
+    """Leading dimensions are joined before the native layer sees them."""
+    found = getattr(array, "shape", None)
+    if found is None or tuple(found) != tuple(shape):
+        raise ArgumentError.of(op, arg, type(array).__name__ if found is None else list(found), list(shape))
+
+
 def _flat_view(op: str, array: Array, kept: int) -> Array:
-    """[rows, last dimensions] over the same memory."""
+    """[rows, last dimensions] over the same memory; what is no array is left to the native layer."""
+    view = as_torch(array)
+    if not isinstance(view, torch.Tensor):
+        return array
     try:
-        return (
-            array.view(-1, *array.shape[-kept:])
-            if isinstance(array, torch.Tensor)
-            else array.reshape(-1, *array.shape[-kept:])
-        )
+        if has_negative_strides(array):
+            raise RuntimeError("torch sees a copy")
+        return view.view(-1, *view.shape[-kept:])
     except RuntimeError as error:
         raise ArgumentError.of(
             op, "out", "leading dimensions with gaps", "an output that can be viewed as rows"

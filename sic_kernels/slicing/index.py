@@ -7,7 +7,7 @@ import torch
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from .types import Array, KeySketch, SketchParams
+from .types import Array, KeySketch, SketchParams, instance
 
 
 def calibrate(samples: Array) -> SketchParams:
@@ -46,6 +46,9 @@ def key_sketch(
     Every backend makes the same bits: additions in a fixed order and single IEEE operations.
     Method: random signs and a Hadamard transform, then 1- and 2-bit codes with one norm per key (RaBitQ, Gao & Long 2024).
     """
+    instance("key_sketch", "params", params, SketchParams)
+    if out is not None:
+        instance("key_sketch", "out", out, KeySketch)
     outs = (None, None) if out is None else (out.bits, out.norm)
     if out is not None and out.params.id != params.id:
         raise ArgumentError.of("key_sketch", "params", f"id {params.id}", f"{out.params.id} as in out")

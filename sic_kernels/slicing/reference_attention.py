@@ -72,7 +72,11 @@ def _softmax_times(logits: Tensor, values: Tensor, sinks: Tensor | None) -> tupl
     total = p.sum(-1)
     if sinks is not None:
         total = total + (sinks - top).exp()
-    out = torch.einsum("bthgs,bhsv->bthgv", p, values) / total[..., None]
+    if values.isfinite().all():
+        out = torch.einsum("bthgs,bhsv->bthgv", p, values) / total[..., None]
+    else:  # what has no weight does not count, whatever its value is
+        terms = p[..., None] * values[:, None, :, None]
+        out = terms.masked_fill((p == 0)[..., None], 0).sum(-2) / total[..., None]
     return out.masked_fill(empty[..., None], 0), (top + total.log()).masked_fill(empty, -torch.inf)
 
 

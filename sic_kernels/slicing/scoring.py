@@ -8,13 +8,15 @@ from ..runtime import config
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import selection_inputs, with_tokens, without_tokens
-from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of, integer
+from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of, instance, integer, outputs
 
 
 def check_head_size(op: str, q: Array, sketch: KeySketch) -> None:
     """The sketch's bytes do not tell D; its own record does."""
-    if q.shape[-1] != sketch.D:
-        raise ArgumentError.of(op, "q", f"head size {q.shape[-1]}", f"{sketch.D} as in the sketch")
+    instance(op, "sketch", sketch, KeySketch)
+    shape = tuple(getattr(q, "shape", ()))
+    if len(shape) and shape[-1] != sketch.D:
+        raise ArgumentError.of(op, "q", f"head size {shape[-1]}", f"{sketch.D} as in the sketch")
 
 
 def score_tokens(
@@ -58,6 +60,8 @@ def refine_tokens(
 ) -> Array:
     """`score_tokens` from both planes, for the listed candidates only: i16[B,T,Hkv,K]; unused slots are -32768."""
     check_head_size("refine_tokens", q, sketch)
+    if candidates is not None:
+        instance("refine_tokens", "candidates", candidates, Selection)
     if candidates is not None and candidates.unit != "token":
         raise ArgumentError.of("refine_tokens", "candidates.unit", repr(candidates.unit), "'token'")
     listed = selection_inputs("refine_tokens", candidates)[:2]
@@ -137,7 +141,7 @@ def select(
     if capacity is not None:
         capacity = integer("select", "capacity", capacity, 0, "0 or more slots, an integer below 2^31")
     inputs = (scores, seq_lens, unit_code, page, ratio, budget, top_p, sink, recent, keep, capacity)
-    outs = (None, None) if out is None else tuple(o[:, None] for o in out) if flat else out
+    outs = outputs("select", out, ("indices", "counts"), flat)
     indices, counts = without_tokens(flat, *call("slicing", "select", inputs, outs, workspace, backend))
     return Selection(indices, counts, unit)
 

@@ -37,6 +37,23 @@ def integer(op: str, arg: str, value: Any, low: int, expected: str) -> int:
     return int(value)
 
 
+def outputs(op: str, out: Any, names: tuple[str, ...], flat: bool = False) -> tuple:
+    """The arrays of `out=`, or None for each; with `flat` they get the T dimension that q has not."""
+    if out is None:
+        return (None,) * len(names)
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
+        got = f"{len(out)} arrays" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise ArgumentError.of(op, "out", got, f"the {len(names)} arrays ({', '.join(names)})")
+    return tuple(o[:, None] if flat and o is not None else o for o in out)
+
+
+def instance(op: str, arg: str, value: Any, kind: type) -> None:
+    """`ArgumentError` unless the value is of that class of this file."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise ArgumentError.of(op, arg, type(value).__name__, f"{article} {kind.__name__}")
+
+
 class Selection(NamedTuple):
     """What to read, per sequence, query token and KV head.
 
