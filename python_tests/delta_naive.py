@@ -15,7 +15,8 @@ LEVELS = {
     4: [5, 15, 25, 36, 48, 62, 79, 104],
     5: [2, 6, 10, 14, 18, 22, 26, 31, 36, 41, 47, 53, 60, 69, 80, 97],
 }
-UNITS = {2: 66.21, 3: 40.91, 4: 38.14, 5: 29.62, 8: 32.5}
+UNITS = {2: 66.21, 3: 40.91}  # levels in a standard deviation
+REACH = {4: 109.473686, 5: 97.0, 8: 127.0}  # levels in the largest residual
 
 
 # --- RoPE -----------------------------------------------------------------------------------------------------------
@@ -63,6 +64,16 @@ def unrotate(y):
     return [v * float(sign_of(d)) for d, v in enumerate(x)]
 
 
+def rotate_strided(y, R, number=F):
+    """A Hadamard transform of the R channels that lie D/R apart, its own inverse."""
+    x, stride = [number(v) for v in y], len(y) // R
+    for h in (stride << i for i in range(R.bit_length() - 1)):
+        for i in range(0, len(x), 2 * h):
+            for j in range(i, i + h):
+                x[j], x[j + h] = x[j] + x[j + h], x[j] - x[j + h]
+    return [v * number(F(1.0 / math.sqrt(R))) for v in x]
+
+
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,17 +112,17 @@ def nearest(x, centres):
     return max(range(n), key=lambda j: (scores[j], -j))
 
 
-def encode_row(x, centres, bits, rotated=True):
+def encode_row(x, centres, bits, k_rotation=None):
     """codes, id, f16 scale, squared error of a row of finite f32 values."""
     D = len(x)
     best = nearest(x, centres)
     r = [x[d] - F(centres[best][d]) for d in range(D)]
-    y = rotate(r) if rotated else r
+    y = rotate(r) if k_rotation is None else rotate_strided(r, k_rotation)
     energy = tree_sum([v * v for v in y])
-    spread = np.sqrt(energy / F(D))
-    if not 0 < spread < np.inf:
+    size = max(abs(v) for v in y) if bits in REACH else np.sqrt(energy / F(D))
+    if not F(2.0**-120) <= size < np.inf:
         return [1 << (bits - 1)] * D, best, np.float16(0), energy
-    unit = F(UNITS[bits]) / spread
+    unit = F({**UNITS, **REACH}[bits]) / size
     codes = [code_of(v * unit, bits) for v in y]
     levels = [level_of(c, bits) for c in codes]
     along = tree_sum([abs(v) * F(abs(m)) for v, m in zip(y, levels)])
@@ -154,8 +165,8 @@ def pack_field(values, width):
     return data
 
 
-def decode_row(codes, best, scale, centres, bits, rotated=True):
+def decode_row(codes, best, scale, centres, bits, k_rotation=None):
     """A row in float64, before RoPE."""
     y = [level_of(c, bits) * float(scale) for c in codes]
-    r = unrotate(y) if rotated else y
+    r = unrotate(y) if k_rotation is None else rotate_strided(y, k_rotation, float)
     return [float(c) + v for c, v in zip(centres[best], r)]

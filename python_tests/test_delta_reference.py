@@ -29,7 +29,7 @@ def numbers(x):
 @pytest.mark.parametrize(
     "setting",
     [
-        cases.Setting(4, 4, 64, rope="full", escape=2.0), cases.Setting(2, 3, 80, rope="partial", rotate=False),
+        cases.Setting(4, 4, 64, rope="full", escape=2.0), cases.Setting(2, 3, 80, rope="partial", rotation=1), cases.Setting(4, 4, 48, rotation=16),
         cases.Setting(3, 5, 33, Dv=31), cases.Setting(5, 2, 32, rope="interleaved", count=20),
         cases.Setting(8, 8, 20, rope="yarn"), cases.Setting(4, 4, 1, count=1),
     ],
@@ -218,7 +218,7 @@ def test_decode_against_loops(rope, backend):
         p, i = int(table[0, s // 4]), s % 4
         k_scale, v_scale, k_id, v_id = tag_of(pages.tags[p, h, i])
         centres = [t.centres[h].double().tolist() for t in (codec.k_templates, codec.v_templates)]
-        key = naive.decode_row(codes[0][p, h, i].tolist(), k_id, k_scale, centres[0], 3)
+        key = naive.decode_row(codes[0][p, h, i].tolist(), k_id, k_scale, centres[0], 3, codec.k_rotation)
         if made is not None:
             key = naive.apply_rope(key, int(at[0, s]), made.inv_freq, made.attention_factor, made.interleaved)
         value = naive.decode_row(codes[1][p, h, i].tolist(), v_id, v_scale, centres[1], 5)

@@ -16,8 +16,7 @@ Templates templates(Args& in, const char* centres, const py::tuple& t) {
           in("templates.half_norm", t[2]),
           in("templates.mean", t[3]),
           in("templates.step", t[4]),
-          in("templates.bound", t[5]),
-          in("templates.deviation", t[6])};
+          in("templates.bound", t[5])};
 }
 
 // (k_bits, v_bits, k_rotation, k_templates, v_templates, (lo, hi, undo), interleaved)

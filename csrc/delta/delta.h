@@ -22,7 +22,6 @@ struct Templates {
   TensorView mean;       // f32 [Hkv,D]
   TensorView step;       // f32 [Hkv]
   TensorView bound;      // f32 [Hkv]: rows whose squared error is larger are kept raw
-  TensorView deviation;  // optional f32 [Hkv,D]: residuals are divided by it
 };
 
 // Position 64 i + j turns by hi[i] and lo[j]; undo is the inverse of hi. Without tables keys carry no positions.

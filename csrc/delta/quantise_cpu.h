@@ -57,7 +57,7 @@ SIC_VNNI inline void dot_templates_vnni(const int8_t* search, int groups, int qu
 struct HeadTemplates {
   const f16_t* centres;
   const int8_t* search;
-  const float *half_norm, *mean, *deviation;
+  const float *half_norm, *mean;
   float step, bound;
   int D, groups, quads;
 
@@ -69,7 +69,6 @@ struct HeadTemplates {
     search = t.search.as<const int8_t>() + h * groups * quads * 64;
     half_norm = t.half_norm.as<const float>() + h * groups * delta::kLanes;
     mean = t.mean.as<const float>() + h * D;
-    deviation = t.deviation.given() ? t.deviation.as<const float>() + h * D : nullptr;
     step = t.step.as<const float>()[h], bound = t.bound.as<const float>()[h];
   }
 };
@@ -250,9 +249,7 @@ inline void residual(const HeadTemplates& t, int id, int64_t rotation, RowRoom& 
   const int D = t.D;
   const f16_t* centre = t.centres + int64_t{id} * D;
   for (int d = 0; d < D; d += W) {
-    vf r = load(room.x + d) - load_part(centre, d, D);
-    if (t.deviation) r = r / load_part(t.deviation, d, D);  // what it divides behind the end is overwritten
-    store(room.y + d, r);
+    store(room.y + d, load(room.x + d) - load_part(centre, d, D));
   }
   rotation == 0 ? rotate(room.y, D) : rotate_strided(room.y, D, static_cast<int>(rotation));
   for (int d = D; d < D + delta::kLanes; ++d) room.y[d] = 0;

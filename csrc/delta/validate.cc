@@ -12,10 +12,6 @@ void check_templates(const Check& check, const std::string& name, const Template
   check.contiguous(of("centres").c_str(), t.centres);
   const int64_t n = t.centres.shape[1];
   check.value(n >= 1 && n <= kMaxTemplates, of("centres").c_str(), double(n), "1 to 256 templates a head");
-  if (t.deviation.given()) {
-    check.tensor(of("deviation").c_str(), t.deviation, DType::f32, {Hkv, D});
-    check.contiguous(of("deviation").c_str(), t.deviation);
-  }
   if (!encoding) return;
   const int64_t groups = slicing::ceil_div(n, kLanes);
   check.tensor(of("search").c_str(), t.search, DType::i8, {Hkv, groups, slicing::ceil_div(D, 4), kLanes, 4});

@@ -28,6 +28,17 @@ def unrotate(y: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1) * signs(y.shape[-1]).to(y.device)
 
 
+def rotate_keys(r: Tensor, R: int) -> Tensor:
+    """Residuals of keys [..., D]: a butterfly over the R channels d, d + D/R, d + 2 D/R, .. of every d, times 1/sqrt(R).
+
+    No signs: it is its own inverse; R = 1 changes nothing.
+    """
+    if R == 1:
+        return r
+    groups = r.unflatten(-1, (R, r.shape[-1] // R)).transpose(-1, -2)
+    return butterfly(groups).transpose(-1, -2).flatten(-2) * _norm(R)
+
+
 def _turn(x: Tensor, table: Tensor, interleaved: bool, back: bool) -> Tensor:
     """Pairs of the first R channels of x [..., D] times complex numbers, or their conjugates: table [..., 2, R/2]."""
     R = 2 * table.shape[-1]
