@@ -322,7 +322,7 @@ def test_presets():
     "given, arg",
     [
         ({"k_bits": 6}, "k_bits"), ({"v_bits": 1}, "v_bits"), ({"k_bits": 4.0}, "k_bits"), ({"sinks": -1}, "sinks"),
-        ({"escape": math.nan}, "escape"), ({"escape": "4"}, "escape"), ({"rope": 1e4}, "rope"),
+        ({"escape": math.nan}, "escape"), ({"escape": "4"}, "escape"), ({"escape": -1.0}, "escape"), ({"rope": 1e4}, "rope"),
         ({"rope": Rope(1e4, 128, max_position=64)}, "rope"), ({"rotate": 1}, "rotate"),
     ],
 )  # fmt: skip

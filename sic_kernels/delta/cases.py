@@ -95,7 +95,7 @@ class Setting:
     bias: float = 0.0
     rotate: bool = True
     sinks: int = 4
-    escape: float = 1.7
+    escape: float = 1.3
     raw_rows: int | None = None
     raw_dtype: torch.dtype = F16
     layout: str = "HPND"

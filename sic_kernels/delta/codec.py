@@ -36,8 +36,8 @@ class Codec:
     k_bits, v_bits: 2, 3, 4, 5 or 8 bits a channel.  k_templates, v_templates: `Templates` of the same KV heads.
     rope: keys are given and returned rotated, and are coded before RoPE; None: coded as they are.
     rotate: rotate the residuals of keys before they are rounded (those of values always are).
-    sinks: rows at positions below are kept raw.  escape: rows whose squared error is more than so many times that of a typical
-    row are kept raw; inf: none, -inf: all.
+    sinks: rows at positions below are kept raw.  escape: rows whose error (its root mean square) is more than so many times
+    that of a typical row are kept raw; inf: none, -inf: all.
     """
 
     k_bits: int = 4
@@ -61,8 +61,14 @@ class Codec:
             got = f"{self.rope.dim} channels" if isinstance(self.rope, Rope) else type(self.rope).__name__
             raise ArgumentError.of("Codec", "rope", got, f"None, or a Rope of at most {self.Dk} channels")
         object.__setattr__(self, "sinks", integer("Codec", "sinks", self.sinks, 0, "0 or more positions below 2^31"))
-        if isinstance(self.escape, bool) or not isinstance(self.escape, numbers.Real) or math.isnan(self.escape):
-            raise ArgumentError.of("Codec", "escape", repr(self.escape), "a number, inf (none) or -inf (all)")
+        if (
+            isinstance(self.escape, bool)
+            or not isinstance(self.escape, numbers.Real)
+            or not (self.escape >= 0 or self.escape == -math.inf)
+        ):
+            raise ArgumentError.of(
+                "Codec", "escape", repr(self.escape), "a number of 0 or more, inf (none) or -inf (all)"
+            )
         object.__setattr__(self, "escape", float(self.escape))
         if not isinstance(self.rotate, bool):
             raise ArgumentError.of("Codec", "rotate", repr(self.rotate), "True or False")
@@ -138,7 +144,7 @@ class Codec:
         """f32[Hkv]: the squared error above which a row is kept raw."""
         if math.isinf(self.escape):
             return torch.full_like(templates.spread, self.escape)
-        return (templates.spread.double() * (self.escape * DISTORTION[bits])).float()
+        return (templates.spread.double() * (self.escape**2 * DISTORTION[bits])).float()
 
     def inputs(self) -> tuple:
         """The codec as the ops take it: bits, rotation, template tensors, RoPE tables."""
