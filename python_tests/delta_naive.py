@@ -15,7 +15,8 @@ LEVELS = {
     4: [5, 15, 25, 36, 48, 62, 79, 104],
     5: [2, 6, 10, 14, 18, 22, 26, 31, 36, 41, 47, 53, 60, 69, 80, 97],
 }
-UNITS = {2: 66.21, 3: 40.91, 4: 38.14, 5: 29.62, 8: 32.5}
+UNITS = {2: 66.21, 3: 40.91}
+REACH = {4: 104 / 0.95, 5: 97, 8: 127}
 
 
 # --- RoPE -----------------------------------------------------------------------------------------------------------
@@ -46,6 +47,18 @@ def apply_rope(x, position, inv_freq, factor, interleaved):
 
 
 # --- rotation -------------------------------------------------------------------------------------------------------
+
+
+def rotate_keys(x, R):
+    """Hadamard over the R channels D/R apart, times 1/sqrt R; the type of x's numbers."""
+    y, D = list(x), len(x)
+    h = D // R
+    while h < D:
+        for i in range(0, D, 2 * h):
+            for j in range(i, i + h):
+                y[j], y[j + h] = y[j] + y[j + h], y[j] - y[j + h]
+        h *= 2
+    return y if R == 1 else [v * type(v)(F(1.0 / math.sqrt(R))) for v in y]
 
 
 def unrotate(y):
@@ -101,17 +114,17 @@ def nearest(x, centres):
     return max(range(n), key=lambda j: (scores[j], -j))
 
 
-def encode_row(x, centres, bits, rotated=True):
-    """codes, id, f16 scale, squared error of a row of finite f32 values."""
+def encode_row(x, centres, bits, R=None):
+    """codes, id, f16 scale, squared error of a row of finite f32 values; R None: a value."""
     D = len(x)
     best = nearest(x, centres)
     r = [x[d] - F(centres[best][d]) for d in range(D)]
-    y = rotate(r) if rotated else r
+    y = rotate(r) if R is None else rotate_keys(r, R)
     energy = tree_sum([v * v for v in y])
-    spread = np.sqrt(energy / F(D))
-    if not 0 < spread < np.inf:
+    size = max(abs(v) for v in y) if bits in REACH else np.sqrt(energy / F(D))
+    if not 2.0**-120 <= size < np.inf:
         return [1 << (bits - 1)] * D, best, np.float16(0), energy
-    unit = F(UNITS[bits]) / spread
+    unit = F({**UNITS, **REACH}[bits]) / size
     codes = [code_of(v * unit, bits) for v in y]
     levels = [level_of(c, bits) for c in codes]
     along = tree_sum([abs(v) * F(abs(m)) for v, m in zip(y, levels)])
@@ -154,8 +167,8 @@ def pack_field(values, width):
     return data
 
 
-def decode_row(codes, best, scale, centres, bits, rotated=True):
+def decode_row(codes, best, scale, centres, bits, R=None):
     """A row in float64, before RoPE."""
     y = [level_of(c, bits) * float(scale) for c in codes]
-    r = unrotate(y) if rotated else y
+    r = unrotate(y) if R is None else rotate_keys(y, R)
     return [float(c) + v for c, v in zip(centres[best], r)]

@@ -81,7 +81,7 @@ class Setting:
     """A codec and the pages that it is used with, in words.
 
     rope: None, "full", "partial", "interleaved" or "yarn" (whose attention factor is not 1).  bias: of every channel of a key,
-    in standard deviations.  escape, sinks, rotate as in Codec.  raw_rows: room in the raw table.
+    in standard deviations.  escape, sinks, rotation as in Codec.  raw_rows: room in the raw table.
     """
 
     k_bits: int = 4
@@ -93,7 +93,7 @@ class Setting:
     count: int = 7
     rope: str | None = None
     bias: float = 0.0
-    rotate: bool = True
+    rotation: int | None = None
     sinks: int = 4
     escape: float = 1.3
     raw_rows: int | None = None
@@ -115,7 +115,9 @@ class Setting:
         k = _templates(gen, self.heads, self.count, self.Dk, offset)
         v = _templates(gen, self.heads, self.count, self.value_dim, torch.zeros(1))
         rope = self.make_rope()
-        return Codec(self.k_bits, self.v_bits, k, v, rope, sinks=self.sinks, escape=self.escape, rotate=self.rotate)
+        return Codec(
+            self.k_bits, self.v_bits, k, v, rope, sinks=self.sinks, escape=self.escape, k_rotation=self.rotation
+        )
 
     def make_rope(self) -> Rope | None:
         if self.rope is None:
@@ -309,8 +311,10 @@ def edge_grid() -> Iterator[Case]:
         for raw_rows in (9, 100):
             setting = Setting(raw_rows=raw_rows, rope="full")
             yield encode_case(setting, 21, spoil=_row(6, key, val), key=key, value=val)
-    for rope, rotate, D in itertools.product(("full", "partial", "interleaved", "yarn"), (True, False), (64, 96, 100)):
-        yield encode_case(Setting(3, 5, D, rope=rope, rotate=rotate), 37, BF16)
+    for rope, rotation in itertools.product(("full", "partial", "interleaved", "yarn"), (1, 2, 8, 64)):
+        yield encode_case(Setting(rope=rope, rotation=rotation), 37, BF16)
+    for rotation, D in ((1, 96), (4, 96), (32, 96), (16, 80), (128, 128), (4, 100)):
+        yield encode_case(Setting(3, 5, D, rotation=rotation, rope="full"), 37)
     for count in (1, 16, 17, 256):
         yield encode_case(Setting(count=count), 37)
     for planes, page, D in itertools.product((1, 2), (3, 16, 40), (64, 80)):
@@ -391,8 +395,8 @@ def decode_grid() -> Iterator[Case]:
         rope = ("full", None, "partial", "interleaved", "yarn")[n % 5] if D > 1 else None
         setting = Setting(bits, BITS[(n + 2) % 5], D, 128 if D == 64 else None, page=PAGES[n % 5], rope=rope)
         yield decode_case(setting, [37, 0, 20], (F32, F16, BF16)[n % 3], moved=n % 2 == 1, short=n % 4 == 2)
-    for layout, rotate in itertools.product(("NHD", "skew"), (False, True)):
-        yield decode_case(Setting(layout=layout, rotate=rotate, rope="full"), [42, 16])
+    for layout, rotation in itertools.product(("NHD", "skew"), (1, 2, 64)):
+        yield decode_case(Setting(layout=layout, rotation=rotation, rope="full"), [42, 16])
     yield decode_case(Setting(escape=-torch.inf, raw_rows=99, raw_dtype=BF16, rope="full"), [42])
     yield decode_case(Setting(bias=50.0, rope="full"), [42, 5], moved=True)
 
@@ -476,8 +480,8 @@ def attention_grid() -> Iterator[Case]:
         yield attention_case(Setting(bits, bits, D, page=16, rope=rope), [45, 17], 2, 3, density=0.6)
     for Hkv, group in ((4, 7), (3, 3), (4, 5), (4, 6), (4, 16), (1, 7)):
         yield attention_case(Setting(heads=Hkv, rope="full"), [77, 130], 2, group, density=0.4)
-    for D, rope in itertools.product((64, 100), ("full", None)):
-        yield attention_case(Setting(Dk=D, rope=rope, rotate=False), [77, 40], 1, 4)
+    for rotation, rope in itertools.product((1, 2, 16, 64), ("full", None)):
+        yield attention_case(Setting(rope=rope, rotation=rotation), [77, 40], 1, 4)
     yield attention_case(Setting(escape=-torch.inf, raw_rows=999, rope="full"), [77, 40], 2, 4, BF16, tail=9)
     yield attention_case(Setting(escape=torch.inf, sinks=0, raw_rows=0, count=256), [300, 40], 1, 4)
     yield attention_case(Setting(bias=50.0, rope="full"), [77, 40], 1, 2, extras=("scale",))

@@ -19,6 +19,9 @@ from .templates import Templates
 
 Tensor = torch.Tensor
 
+# Channels of a key rotated together: as good as all of them (docs/delta.md), and no shuffles within a vector.
+K_ROTATION = 8
+
 # name -> k_bits, v_bits, escape (None: the default)
 PRESETS: dict[str, tuple[int, int, float | None]] = {
     "k4v4": (4, 4, None),
@@ -35,7 +38,8 @@ class Codec:
 
     k_bits, v_bits: 2, 3, 4, 5 or 8 bits a channel.  k_templates, v_templates: `Templates` of the same KV heads.
     rope: keys are given and returned rotated, and are coded before RoPE; None: coded as they are.
-    rotate: rotate the residuals of keys before they are rounded (those of values always are).
+    rotate: rotate the residuals of keys before they are rounded (those of values always are, as a whole).  k_rotation: channels
+    of a key rotated together, a power of two that divides Dk (default: 8, or the largest below).
     sinks: rows at positions below are kept raw.  escape: rows whose error (its root mean square) is more than so many times
     that of a typical row are kept raw; inf: none, -inf: all.
     """
@@ -48,6 +52,7 @@ class Codec:
     rotate: bool = True
     sinks: int = 4
     escape: float = 4.0
+    k_rotation: int | None = None
     fingerprint: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,8 +75,7 @@ class Codec:
                 "Codec", "escape", repr(self.escape), "a number of 0 or more, inf (none) or -inf (all)"
             )
         object.__setattr__(self, "escape", float(self.escape))
-        if not isinstance(self.rotate, bool):
-            raise ArgumentError.of("Codec", "rotate", repr(self.rotate), "True or False")
+        object.__setattr__(self, "k_rotation", self._rotation())
         object.__setattr__(self, "fingerprint", self._digest())
 
     def _check_templates(self) -> None:
@@ -86,10 +90,22 @@ class Codec:
                 "Codec", "v_templates", got, f"{k.heads} heads on {k.centres.device}, as k_templates"
             )
 
+    def _rotation(self) -> int:
+        if not isinstance(self.rotate, bool):
+            raise ArgumentError.of("Codec", "rotate", repr(self.rotate), "True or False")
+        largest = self.Dk & -self.Dk
+        if self.k_rotation is None:
+            return min(K_ROTATION, largest) if self.rotate else 1
+        expected = f"a power of two that divides {self.Dk}" if self.rotate else "1, since rotate is False"
+        R = integer("Codec", "k_rotation", self.k_rotation, 1, expected)
+        if R & (R - 1) or largest % R or (R > 1 and not self.rotate):
+            raise ArgumentError.of("Codec", "k_rotation", R, expected)
+        return R
+
     def _digest(self) -> str:
         r = self.rope
         rope = None if r is None else (r.dim, r.interleaved, r.attention_factor, r.inv_freq.tolist())
-        text = repr((self.k_bits, self.v_bits, self.rotate, rope))
+        text = repr((self.k_bits, self.v_bits, self.k_rotation, rope))
         parts = (text, self.k_templates.fingerprint, self.v_templates.fingerprint)
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
 
@@ -154,7 +170,7 @@ class Codec:
             made = (
                 self.k_bits,
                 self.v_bits,
-                self.rotate,
+                self.k_rotation,
                 k,
                 v,
                 rope,

@@ -4,7 +4,7 @@ Each function takes the inputs of the native op of its name, in the same order, 
 (`delta_encode` writes in place). They check nothing: the native layer has, before they are called. Pages and codec are tuples:
 
     pages = k_codes, v_codes, tags, raw, raw_owner, raw_state
-    codec = k_bits, v_bits, rotate_k, k_templates, v_templates, rope, interleaved
+    codec = k_bits, v_bits, k_rotation, k_templates, v_templates, rope, interleaved
     rope = lo, hi, undo (None without RoPE)
     templates = centres, search, half_norm, mean, step, bound
 """

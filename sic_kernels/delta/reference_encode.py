@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 
 from ..slicing.reference_sketch import rotate, tree_sum, write_sketch
-from .levels import LEVELS, MAX_LEVEL_8, UNITS, thresholds
+from .levels import LEVELS, MAX_LEVEL_8, REACH, UNITS, thresholds
 from .reference_layout import RAW_SCALE, little_endian, make_tags, pack_codes
-from .reference_rotation import undo_rope
+from .reference_rotation import rotate_keys, undo_rope
 
 Tensor = torch.Tensor
 
 SEARCH_LEVELS = 127  # rows become integers within +-127 to find their template
-SMALLEST_ROW = 2.0**-120  # of the search: 127 / it must be finite
+SMALLEST_ROW = 2.0**-120  # of the search and of a residual: 127 / it must be finite
 LARGEST_SCALE = 65504.0  # of half precision
 
 
@@ -75,16 +75,23 @@ def quantise(u: Tensor, bits: int) -> Tensor:
     return torch.where(u < 0, half - 1 - m, half + m)
 
 
-def encode_rows(x: Tensor, templates: tuple, bits: int, rotated: bool) -> Coded:
-    """Rows x f32[N,Hkv,D] of finite values."""
+def start(y: Tensor, energy: Tensor, bits: int) -> tuple[Tensor, float]:
+    """The size of rows y [..., D] f32[...], and how many level units it is given to find the codes."""
+    if bits in REACH:
+        return y.abs().amax(-1), REACH[bits]
+    return root(energy / torch.full_like(energy, y.shape[-1])), UNITS[bits]
+
+
+def encode_rows(x: Tensor, templates: tuple, bits: int, k_rotation: int | None) -> Coded:
+    """Rows x f32[N,Hkv,D] of finite values. k_rotation: of keys; None: values, rotated as a whole."""
     centres, bound = templates[0], templates[5]
     ids = nearest(x, templates)
     r = x - centres[torch.arange(x.shape[1], device=x.device), ids].float()
-    y = rotate(r) if rotated else r
+    y = rotate(r) if k_rotation is None else rotate_keys(r, k_rotation)
     energy = tree_sum(y * y)
-    spread = root(energy / torch.full_like(energy, x.shape[-1]))
-    usable = (spread > 0) & (spread < torch.inf)
-    unit = divide(UNITS[bits], torch.where(usable, spread, 1.0))
+    spread, units = start(y, energy, bits)
+    usable = (spread >= SMALLEST_ROW) & (spread < torch.inf)
+    unit = divide(units, torch.where(usable, spread, 1.0))
     codes = quantise(torch.where(usable[..., None], y * unit[..., None], 0.0), bits)
     level = torch.tensor(LEVELS[bits], dtype=torch.float32, device=x.device)[codes]
     along, square = tree_sum(y.abs() * level.abs()), (level * level).sum(-1)
@@ -137,7 +144,7 @@ def delta_encode(k, v, positions, slots, codec, sinks, pages, bits, norm, centre
 
     A sketch (bits, norm, centre as in append_kv) takes the keys as they are given.
     """
-    k_bits, v_bits, rotate_k, k_templates, v_templates, (lo, _, undo), interleaved = codec
+    k_bits, v_bits, k_rotation, k_templates, v_templates, (lo, _, undo), interleaved = codec
     k_codes, v_codes, tags, raw, raw_owner, raw_state = pages
     kept = last_writes(slots)
     slots, positions = slots[kept].long(), positions[kept].long()
@@ -150,8 +157,8 @@ def delta_encode(k, v, positions, slots, codec, sinks, pages, bits, norm, centre
         keys = undo_rope(keys, positions, lo, undo, interleaved)
 
     finite = keys.isfinite().all(-1) & values.isfinite().all(-1)
-    k_rows = encode_rows(torch.where(keys.isfinite(), keys, 0.0), k_templates, k_bits, rotate_k)
-    v_rows = encode_rows(torch.where(values.isfinite(), values, 0.0), v_templates, v_bits, True)
+    k_rows = encode_rows(torch.where(keys.isfinite(), keys, 0.0), k_templates, k_bits, k_rotation)
+    v_rows = encode_rows(torch.where(values.isfinite(), values, 0.0), v_templates, v_bits, None)
     misfit = k_rows.misfit | v_rows.misfit | ~finite | (positions < sinks)[:, None]
     entries = place_raw(misfit, slots, raw_owner, raw_state)
     stored = entries >= 0
