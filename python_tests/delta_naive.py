@@ -15,8 +15,8 @@ LEVELS = {
     4: [5, 15, 25, 36, 48, 62, 79, 104],
     5: [2, 6, 10, 14, 18, 22, 26, 31, 36, 41, 47, 53, 60, 69, 80, 97],
 }
-UNITS = {2: 66.21, 3: 40.91}  # levels in a standard deviation
-REACH = {4: 109.473686, 5: 97.0, 8: 127.0}  # levels in the largest residual
+UNITS = {2: 66.21, 3: 40.91}
+REACH = {4: 104 / 0.95, 5: 97, 8: 127}
 
 
 # --- RoPE -----------------------------------------------------------------------------------------------------------
@@ -47,6 +47,18 @@ def apply_rope(x, position, inv_freq, factor, interleaved):
 
 
 # --- rotation -------------------------------------------------------------------------------------------------------
+
+
+def rotate_keys(x, R):
+    """Hadamard over the R channels D/R apart, times 1/sqrt R; the type of x's numbers."""
+    y, D = list(x), len(x)
+    h = D // R
+    while h < D:
+        for i in range(0, D, 2 * h):
+            for j in range(i, i + h):
+                y[j], y[j + h] = y[j] + y[j + h], y[j] - y[j + h]
+        h *= 2
+    return y if R == 1 else [v * type(v)(F(1.0 / math.sqrt(R))) for v in y]
 
 
 def unrotate(y):
@@ -112,15 +124,15 @@ def nearest(x, centres):
     return max(range(n), key=lambda j: (scores[j], -j))
 
 
-def encode_row(x, centres, bits, k_rotation=None):
-    """codes, id, f16 scale, squared error of a row of finite f32 values."""
+def encode_row(x, centres, bits, R=None):
+    """codes, id, f16 scale, squared error of a row of finite f32 values; R None: a value."""
     D = len(x)
     best = nearest(x, centres)
     r = [x[d] - F(centres[best][d]) for d in range(D)]
-    y = rotate(r) if k_rotation is None else rotate_strided(r, k_rotation)
+    y = rotate(r) if R is None else rotate_keys(r, R)
     energy = tree_sum([v * v for v in y])
     size = max(abs(v) for v in y) if bits in REACH else np.sqrt(energy / F(D))
-    if not F(2.0**-120) <= size < np.inf:
+    if not 2.0**-120 <= size < np.inf:
         return [1 << (bits - 1)] * D, best, np.float16(0), energy
     unit = F({**UNITS, **REACH}[bits]) / size
     codes = [code_of(v * unit, bits) for v in y]
@@ -165,8 +177,8 @@ def pack_field(values, width):
     return data
 
 
-def decode_row(codes, best, scale, centres, bits, k_rotation=None):
+def decode_row(codes, best, scale, centres, bits, R=None):
     """A row in float64, before RoPE."""
     y = [level_of(c, bits) * float(scale) for c in codes]
-    r = unrotate(y) if k_rotation is None else rotate_strided(y, k_rotation, float)
+    r = unrotate(y) if R is None else rotate_keys(y, R)
     return [float(c) + v for c, v in zip(centres[best], r)]

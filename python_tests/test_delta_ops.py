@@ -103,7 +103,7 @@ def test_entries_go_back_when_rows_fit(backend):
 
 def with_bounds(codec, bound):
     """The codec's inputs with another bound."""
-    templates = [(*t[:5], torch.full_like(t[5], bound), t[6]) for t in codec[3:5]]
+    templates = [(*t[:5], torch.full_like(t[5], bound)) for t in codec[3:5]]
     return (*codec[:3], *templates, *codec[5:])
 
 

@@ -81,7 +81,7 @@ class Setting:
     """A codec and the pages that it is used with, in words.
 
     rope: None, "full", "partial", "interleaved" or "yarn" (whose attention factor is not 1).  bias: of every channel of a key,
-    in standard deviations.  escape, sinks as in Codec.  rotation: k_rotation.  raw_rows: room in the raw table.
+    in standard deviations.  escape, sinks, rotation as in Codec.  raw_rows: room in the raw table.
     """
 
     k_bits: int = 4
@@ -95,7 +95,7 @@ class Setting:
     bias: float = 0.0
     rotation: int | None = None
     sinks: int = 4
-    escape: float = 1.7
+    escape: float = 1.3
     raw_rows: int | None = None
     raw_dtype: torch.dtype = F16
     layout: str = "HPND"
@@ -115,13 +115,9 @@ class Setting:
         k = _templates(gen, self.heads, self.count, self.Dk, offset)
         v = _templates(gen, self.heads, self.count, self.value_dim, torch.zeros(1))
         rope = self.make_rope()
-        options = {
-            "sinks": self.sinks,
-            "escape": self.escape,
-            "rotate": self.rotation != 1,
-            "k_rotation": self.rotation,
-        }
-        return Codec(self.k_bits, self.v_bits, k, v, rope, **options)
+        return Codec(
+            self.k_bits, self.v_bits, k, v, rope, sinks=self.sinks, escape=self.escape, k_rotation=self.rotation
+        )
 
     def make_rope(self) -> Rope | None:
         if self.rope is None:
@@ -315,8 +311,10 @@ def edge_grid() -> Iterator[Case]:
         for raw_rows in (9, 100):
             setting = Setting(raw_rows=raw_rows, rope="full")
             yield encode_case(setting, 21, spoil=_row(6, key, val), key=key, value=val)
-    for rope, whole, D in itertools.product(("full", "partial", "interleaved", "yarn"), (True, False), (64, 96, 100)):
-        yield encode_case(Setting(3, 5, D, rope=rope, rotation=D & -D if whole else 1), 37, BF16)
+    for rope, rotation in itertools.product(("full", "partial", "interleaved", "yarn"), (1, 2, 8, 64)):
+        yield encode_case(Setting(rope=rope, rotation=rotation), 37, BF16)
+    for rotation, D in ((1, 96), (4, 96), (32, 96), (16, 80), (128, 128), (4, 100)):
+        yield encode_case(Setting(3, 5, D, rotation=rotation, rope="full"), 37)
     for count in (1, 16, 17, 256):
         yield encode_case(Setting(count=count), 37)
     for planes, page, D in itertools.product((1, 2), (3, 16, 40), (64, 80)):
@@ -482,8 +480,8 @@ def attention_grid() -> Iterator[Case]:
         yield attention_case(Setting(bits, bits, D, page=16, rope=rope), [45, 17], 2, 3, density=0.6)
     for Hkv, group in ((4, 7), (3, 3), (4, 5), (4, 6), (4, 16), (1, 7)):
         yield attention_case(Setting(heads=Hkv, rope="full"), [77, 130], 2, group, density=0.4)
-    for D, rope in itertools.product((64, 100), ("full", None)):
-        yield attention_case(Setting(Dk=D, rope=rope, rotation=1), [77, 40], 1, 4)
+    for rotation, rope in itertools.product((1, 2, 16, 64), ("full", None)):
+        yield attention_case(Setting(rope=rope, rotation=rotation), [77, 40], 1, 4)
     yield attention_case(Setting(escape=-torch.inf, raw_rows=999, rope="full"), [77, 40], 2, 4, BF16, tail=9)
     yield attention_case(Setting(escape=torch.inf, sinks=0, raw_rows=0, count=256), [300, 40], 1, 4)
     yield attention_case(Setting(bias=50.0, rope="full"), [77, 40], 1, 2, extras=("scale",))

@@ -19,9 +19,8 @@ from .templates import Templates
 
 Tensor = torch.Tensor
 
-K_ROTATION = (
-    8  # the default: the same KL as a full rotation on real text (docs/delta.md), at less than half the time to read
-)
+# Channels of a key rotated together: as good as all of them (docs/delta.md), and no shuffles within a vector.
+K_ROTATION = 8
 
 # name -> k_bits, v_bits, escape (None: the default)
 PRESETS: dict[str, tuple[int, int, float | None]] = {
@@ -40,10 +39,9 @@ class Codec:
     k_bits, v_bits: 2, 3, 4, 5 or 8 bits a channel.  k_templates, v_templates: `Templates` of the same KV heads.
     rope: keys are given and returned rotated, and are coded before RoPE; None: coded as they are.
     rotate: rotate the residuals of keys before they are rounded (those of values always are, as a whole).  k_rotation: channels
-    of a key that are rotated together, d, d + Dk/R, d + 2 Dk/R, ..: a power of two that divides Dk; default 8, or the largest
-    below. Eight cost an eighth of the error of rounding at most, and reading stays within vector lanes where Dk is 128.
-    sinks: rows at positions below are kept raw.  escape: rows whose squared error is more than so many times that of a typical
-    row are kept raw; inf: none, -inf: all.
+    of a key rotated together, a power of two that divides Dk (default: 8, or the largest below).
+    sinks: rows at positions below are kept raw.  escape: rows whose error (its root mean square) is more than so many times
+    that of a typical row are kept raw; inf: none, -inf: all.
     """
 
     k_bits: int = 4
@@ -68,8 +66,14 @@ class Codec:
             got = f"{self.rope.dim} channels" if isinstance(self.rope, Rope) else type(self.rope).__name__
             raise ArgumentError.of("Codec", "rope", got, f"None, or a Rope of at most {self.Dk} channels")
         object.__setattr__(self, "sinks", integer("Codec", "sinks", self.sinks, 0, "0 or more positions below 2^31"))
-        if isinstance(self.escape, bool) or not isinstance(self.escape, numbers.Real) or math.isnan(self.escape):
-            raise ArgumentError.of("Codec", "escape", repr(self.escape), "a number, inf (none) or -inf (all)")
+        if (
+            isinstance(self.escape, bool)
+            or not isinstance(self.escape, numbers.Real)
+            or not (self.escape >= 0 or self.escape == -math.inf)
+        ):
+            raise ArgumentError.of(
+                "Codec", "escape", repr(self.escape), "a number of 0 or more, inf (none) or -inf (all)"
+            )
         object.__setattr__(self, "escape", float(self.escape))
         object.__setattr__(self, "k_rotation", self._rotation())
         object.__setattr__(self, "fingerprint", self._digest())
@@ -91,7 +95,7 @@ class Codec:
             raise ArgumentError.of("Codec", "rotate", repr(self.rotate), "True or False")
         largest = self.Dk & -self.Dk
         if self.k_rotation is None:
-            return min(largest, K_ROTATION) if self.rotate else 1
+            return min(K_ROTATION, largest) if self.rotate else 1
         expected = f"a power of two that divides {self.Dk}" if self.rotate else "1, since rotate is False"
         R = integer("Codec", "k_rotation", self.k_rotation, 1, expected)
         if R & (R - 1) or largest % R or (R > 1 and not self.rotate):
@@ -161,7 +165,7 @@ class Codec:
         """f32[Hkv]: the squared error above which a row is kept raw."""
         if math.isinf(self.escape):
             return torch.full_like(templates.spread, self.escape)
-        return (templates.spread.double() * (self.escape * DISTORTION[bits])).float()
+        return (templates.spread.double() * (self.escape**2 * DISTORTION[bits])).float()
 
     def inputs(self) -> tuple:
         """The codec as the ops take it: bits, rotation, template tensors, RoPE tables."""

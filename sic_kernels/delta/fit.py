@@ -59,10 +59,7 @@ def fit_templates(
         nearest, distance = assign(moved, centres)
     limit = torch.finfo(torch.float16).max
     fitted = (centres * step[:, None, None] + mean[:, None]).clamp(-limit, limit).to(torch.float16)
-    heads = torch.arange(x.shape[1], device=x.device)
-    residuals = x.double() - fitted[heads, nearest.T].double()
-    spread = tree_sum(halving_sum(residuals * residuals) / N).float()
-    return Templates(fitted, spread, dict(meta or {}))
+    return Templates(fitted, unseen_spread(moved, centres, nearest, distance, step), dict(meta or {}))
 
 
 def _checked(samples: Any) -> Tensor:
@@ -129,3 +126,29 @@ def updated(x: Tensor, centres: Tensor, nearest: Tensor, distance: Tensor) -> Te
         furthest = distance[h].argsort(descending=True, stable=True)[: len(empty)]
         new[h, empty] = x[h, furthest]
     return new
+
+
+def unseen_spread(x: Tensor, centres: Tensor, nearest: Tensor, distance: Tensor, step: Tensor) -> Tensor:
+    """f32[Hkv]: mean squared residual that the samples would have, had each been left out of its template's mean.
+
+    Of m samples each is then m / (m - 1) times as far from the mean of the others; or goes to its second template.
+    """
+    H, count, _ = centres.shape
+    flat = (nearest + count * torch.arange(H, device=x.device)[:, None]).flatten()
+    members = torch.bincount(flat, minlength=H * count)[flat].reshape(nearest.shape).double()
+    without = torch.where(members > 1, distance * (members / (members - 1).clamp(min=1)) ** 2, torch.inf)
+    if count > 1:
+        without = torch.minimum(without, second_distance(x, centres, nearest))
+    spread = halving_sum(torch.where(without.isfinite(), without, 0.0).T) / x.shape[1]
+    return (spread * step * step).float()
+
+
+def second_distance(x: Tensor, centres: Tensor, nearest: Tensor) -> Tensor:
+    """f64[Hkv,N]: squared distance of every sample from the nearest template but its own."""
+    half = tree_sum(centres * centres) / 2
+    found = []
+    for rows, own in zip(x.split(CHUNK, dim=1), nearest.split(CHUNK, dim=1)):
+        score = torch.baddbmm(half[:, None], rows, centres.transpose(1, 2), beta=-1)
+        best = score.scatter(-1, own[..., None], -torch.inf).amax(-1)
+        found.append(tree_sum(rows * rows) - 2 * best)
+    return torch.cat(found, 1)

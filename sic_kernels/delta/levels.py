@@ -1,8 +1,9 @@
 """Quantisation tables: integer levels near the Lloyd-Max levels of a unit Gaussian (`tools/delta_levels.py` makes them).
 
-A code is the index of its level in ascending order, and stands for level * scale. A residual is first multiplied by UNITS / s,
-s its standard deviation (2 and 3 bits), or by REACH / m, m its largest channel (4 bits and more); its sign gives the half of the table, the number of positive thresholds (midway between
-positive levels) that are not above its magnitude the level. With 8 bits the magnitude is rounded and code = level + 128.
+A code is the index of its level in ascending order, and stands for level * scale. A row is first scaled to level units: with 2
+and 3 bits so that its standard deviation is UNITS, with more so that its largest channel is REACH. The sign of a channel then
+gives the half of the table, the number of positive thresholds (midway between positive levels) that are not above its
+magnitude the level. With 8 bits the magnitude is rounded and code = level + 128.
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ LEVELS: dict[int, tuple[int, ...]] = {
 
 MAX_LEVEL_8 = 127
 
-# Level units per standard deviation.
-UNITS = {2: 66.21, 3: 40.91, 4: 38.14, 5: 29.62, 8: 32.5}
+# Level units per standard deviation of a row.
+UNITS = {2: 66.21, 3: 40.91}
 
-# Level units of the largest channel: on real residuals that takes 15 % off the error of 4 bits and 57 % off that of 8, and
-# nothing off that of fewer bits.
-REACH = {4: 109.473686, 5: 97.0, 8: 127.0}
-SMALLEST_START = 2.0**-120  # s or m; rows below are all template
+# Level units of the largest channel of a row: takes 15 % off the error of real rows with 4 bits, 57 % with 8, nothing with fewer.
+REACH = {4: 104 / 0.95, 5: 97.0, 8: 127.0}
 
-# Mean squared error of a unit Gaussian coded with them.
+# Mean squared error of a unit Gaussian coded with the levels (those of more than 3 bits: scaled like those of fewer).
 DISTORTION = {2: 0.117482, 3: 0.0345486, 4: 0.00950622, 5: 0.00251935, 8: 0.0000883236}
 
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 
 from ..slicing.reference_sketch import rotate, tree_sum, write_sketch
-from .levels import LEVELS, MAX_LEVEL_8, REACH, SMALLEST_START, UNITS, thresholds
+from .levels import LEVELS, MAX_LEVEL_8, REACH, UNITS, thresholds
 from .reference_layout import RAW_SCALE, little_endian, make_tags, pack_codes
 from .reference_rotation import rotate_keys, undo_rope
 
 Tensor = torch.Tensor
 
 SEARCH_LEVELS = 127  # rows become integers within +-127 to find their template
-SMALLEST_ROW = 2.0**-120  # of the search: 127 / it must be finite
+SMALLEST_ROW = 2.0**-120  # of the search and of a residual: 127 / it must be finite
 LARGEST_SCALE = 65504.0  # of half precision
 
 
@@ -75,19 +75,23 @@ def quantise(u: Tensor, bits: int) -> Tensor:
     return torch.where(u < 0, half - 1 - m, half + m)
 
 
+def start(y: Tensor, energy: Tensor, bits: int) -> tuple[Tensor, float]:
+    """The size of rows y [..., D] f32[...], and how many level units it is given to find the codes."""
+    if bits in REACH:
+        return y.abs().amax(-1), REACH[bits]
+    return root(energy / torch.full_like(energy, y.shape[-1])), UNITS[bits]
+
+
 def encode_rows(x: Tensor, templates: tuple, bits: int, k_rotation: int | None) -> Coded:
-    """Rows x f32[N,Hkv,D] of finite values."""
+    """Rows x f32[N,Hkv,D] of finite values. k_rotation: of keys; None: values, rotated as a whole."""
     centres, bound = templates[0], templates[5]
     ids = nearest(x, templates)
     r = x - centres[torch.arange(x.shape[1], device=x.device), ids].float()
     y = rotate(r) if k_rotation is None else rotate_keys(r, k_rotation)
     energy = tree_sum(y * y)
-    if bits in REACH:
-        start, size = REACH[bits], y.abs().amax(-1)
-    else:
-        start, size = UNITS[bits], root(energy / torch.full_like(energy, x.shape[-1]))
-    usable = (size >= SMALLEST_START) & (size < torch.inf)
-    unit = divide(start, torch.where(usable, size, 1.0))
+    spread, units = start(y, energy, bits)
+    usable = (spread >= SMALLEST_ROW) & (spread < torch.inf)
+    unit = divide(units, torch.where(usable, spread, 1.0))
     codes = quantise(torch.where(usable[..., None], y * unit[..., None], 0.0), bits)
     level = torch.tensor(LEVELS[bits], dtype=torch.float32, device=x.device)[codes]
     along, square = tree_sum(y.abs() * level.abs()), (level * level).sum(-1)

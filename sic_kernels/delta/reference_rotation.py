@@ -1,4 +1,4 @@
-"""The way back from the rotation of residuals, and RoPE as two tables.
+"""Rotations: Hadamard transforms of residuals, and RoPE as two tables.
 
 All functions keep the type of what they are given: float32 where bits matter (encode), float64 where results are rounded
 (decode, attention). Products and sums are rounded one by one.
@@ -23,20 +23,20 @@ def _norm(n: int) -> Tensor:
 
 
 def unrotate(y: Tensor) -> Tensor:
-    """The inverse of the sketch's `rotate`: butterfly per block, norm, signs."""
+    """The inverse of the sketch's `rotate`, by which values are rotated: butterfly per block, norm, signs."""
     parts = [butterfly(part) * _norm(part.shape[-1]) for part in y.split(blocks(y.shape[-1]), dim=-1)]
     return torch.cat(parts, dim=-1) * signs(y.shape[-1]).to(y.device)
 
 
-def rotate_keys(r: Tensor, R: int) -> Tensor:
+def rotate_keys(r: Tensor, k_rotation: int) -> Tensor:
     """Residuals of keys [..., D]: a butterfly over the R channels d, d + D/R, d + 2 D/R, .. of every d, times 1/sqrt(R).
 
-    No signs: it is its own inverse; R = 1 changes nothing.
+    R = `k_rotation`, a power of two that divides D; 1 changes nothing. No signs: it is its own inverse.
     """
-    if R == 1:
+    if k_rotation == 1:
         return r
-    groups = r.unflatten(-1, (R, r.shape[-1] // R)).transpose(-1, -2)
-    return butterfly(groups).transpose(-1, -2).flatten(-2) * _norm(R)
+    groups = r.unflatten(-1, (k_rotation, r.shape[-1] // k_rotation)).transpose(-1, -2)
+    return butterfly(groups).transpose(-1, -2).flatten(-2) * _norm(k_rotation)
 
 
 def _turn(x: Tensor, table: Tensor, interleaved: bool, back: bool) -> Tensor:

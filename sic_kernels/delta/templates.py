@@ -25,8 +25,8 @@ LANES, QUAD = 16, 4  # templates and channels that the search takes at a time
 class Templates:
     """Up to 256 templates of each KV head of a layer, of its keys before RoPE or of its values. Immutable.
 
-    centres: f16[Hkv,n,D].  spread: f32[Hkv], mean squared norm of the residuals of the sample they were fitted on, the measure
-    for what is an outlier.  meta: strings about their origin.
+    centres: f16[Hkv,n,D].  spread: f32[Hkv], mean squared norm of the residuals of rows like those they were fitted on, the
+    measure for what is an outlier.  meta: strings about their origin.
     fingerprint: digest of all of these; what was coded with templates of one fingerprint is decoded with the same only.
 
     Derived, for the search: mean f32[Hkv,D] of the centres; step f32[Hkv]; search i8[Hkv,n/16,D/4,16,4] = (centre - mean) / step,
