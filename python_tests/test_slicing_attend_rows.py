@@ -1,5 +1,5 @@
-"""attend's two ways through the CUDA kernels, a block a row and step by step: the same results, whichever the shared memory of
-the device allows."""
+"""attend's ways through the CUDA kernels, a cluster of blocks a row, one block a row and step by step: the same results,
+whichever the device allows."""
 
 import contextlib
 
@@ -18,34 +18,34 @@ ALL_OF_IT = 227 * 1024  # bytes that a block may have on the devices with the mo
 
 
 @contextlib.contextmanager
-def shared_memory(size):
+def device(shared=ALL_OF_IT, clusters=True):
     module = native.simt_module()
-    module.set_shared_memory(size)
+    module.set_shared_memory(shared)
+    module.set_clusters(clusters)
     try:
         yield module.counters
     finally:
         module.set_shared_memory(ALL_OF_IT)
+        module.set_clusters(True)
 
 
-def both_ways(inputs):
-    """The results in one block a row and step by step, and how many kernels each took."""
-    results = []
-    for size in (ALL_OF_IT, 8 * 1024):
-        with shared_memory(size) as counters:
-            before = counters()["launches"]
-            outs = run("attend", inputs, "simt")
-            results.append((outs, counters()["launches"] - before))
-    return results
+def launches_on(inputs, **has):
+    with device(**has) as counters:
+        before = counters()
+        outs = run("attend", inputs, "simt")
+        return outs, *(counters()[key] - before[key] for key in ("launches", "threads"))
 
 
 def assert_same(inputs):
     """Bits are equal but for the estimate, whose sums are taken in another order."""
-    (rows, few), (steps, many) = both_ways(inputs)
-    assert few < many
-    for i, what in enumerate(("out", "lse", "indices", "counts")):
-        assert_same_bits(rows[i], steps[i], what)
-    assert_close(rows[4], steps[4], atol=1e-5, what="omitted_mass")
-    assert_same_bits(rows[5], steps[5], "status")
+    rows, few, _ = launches_on(inputs)
+    for has in ({"clusters": False}, {"shared": 8 * 1024}):
+        others, launches, _ = launches_on(inputs, **has)
+        assert launches == few if "clusters" in has else launches > few
+        for i, what in enumerate(("out", "lse", "indices", "counts")):
+            assert_same_bits(rows[i], others[i], what)
+        assert_close(rows[4], others[4], atol=1e-5, what="omitted_mass")
+        assert_same_bits(rows[5], others[5], "status")
     return rows
 
 
@@ -65,7 +65,7 @@ CALLS = {
 
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("name", CALLS)
-def test_one_block_a_row_gives_what_the_steps_give(name, planes):
+def test_one_launch_gives_what_the_steps_give(name, planes):
     p = Problem([700, 90], T=2, planes=planes)
     inputs = p.inputs(**CALLS[name])
     assert_attend(assert_same(inputs), reference("attend")(*inputs), torch.float32)
@@ -74,8 +74,8 @@ def test_one_block_a_row_gives_what_the_steps_give(name, planes):
 @pytest.mark.parametrize("pool", [cases.MAX, cases.SOFTMAX])
 @pytest.mark.parametrize("candidates", [0.7, 1.0])
 def test_shortlists_that_a_block_holds_and_longer_ones(candidates, pool):
-    """12288 candidates stay in registers; beyond, they are read again."""
-    p = Problem([12700], H=1, G=2, D=32)
+    """32 KB of their scores stay in shared memory; beyond, they are read again."""
+    p = Problem([9700], H=1, G=4, D=32)
     inputs = p.inputs(
         candidates=candidates, pool=pool, key_bias=randn(generator(1), 1, p.cache.block_table.shape[1] * 16)
     )
@@ -91,14 +91,64 @@ def test_many_heads_a_group():
 def test_the_longest_rows_that_fit():
     """The limit follows from what the device has: joined scores take two bytes a position."""
     inputs = Problem([2000], H=1, G=2, D=32).inputs(ratio=0.05)
-    launches = []
-    for size in (48 * 1024, 38 * 1024):
-        with shared_memory(size) as counters:
-            before = counters()["launches"]
-            run("attend", inputs, "simt")
-            launches.append(counters()["launches"] - before)
-    assert launches[0] == 4
-    assert launches[1] > 4
+    assert launches_on(inputs, shared=52 * 1024)[1] == 4
+    assert launches_on(inputs, shared=44 * 1024)[1] > 4
+
+
+# Blocks of a row, by its width: 1 of 1024 threads, then 2, 4 and 8 of 512.
+BLOCKS = {8192: 1024, 8208: 2 * 512, 16384: 2 * 512, 16400: 4 * 512, 32768: 4 * 512, 32784: 8 * 512}
+
+
+@pytest.mark.parametrize("width", BLOCKS)
+def test_rows_of_every_number_of_blocks(width):
+    """A long row and short ones, of which some blocks have nothing; the width alone says how many blocks there are."""
+    lens = [width, 0, 1, 9, 70, width - 17]
+    p = Problem(lens, H=1, G=1, D=32, seed=width)
+    inputs = p.inputs(ratio=0.02, candidates=0.1, max_seq_len=width)
+    outs = assert_same(inputs)
+    assert_attend(outs, run("attend", inputs, "cpu"), torch.float32)
+    steps, one, many = (launches_on(inputs, **has)[2] for has in ({"shared": 8 * 1024}, {"clusters": False}, {}))
+    assert many - one == len(lens) * (BLOCKS[width] - 1024), steps
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("planes", [1, 2])
+def test_calls_in_clusters(name, planes):
+    p = Problem([8500, 300], H=1, G=2, D=32, planes=planes)
+    args = dict(CALLS[name])
+    if name == "keep":
+        args["keep"] = torch.tensor([[[100, 4310], [7000, 8400]]] * 2, dtype=torch.int32)
+    if name == "window":
+        args["window"] = 5000
+    inputs = p.inputs(**args)
+    assert_attend(assert_same(inputs), run("attend", inputs, "cpu"), torch.float32)
+
+
+def test_clusters_in_every_schedule():
+    """The same bits, the estimate's too."""
+    inputs = Problem([16500, 40], H=1, G=2, D=32).inputs(ratio=0.03)
+    module = native.simt_module()
+    expected = run("attend", inputs, "simt")
+    try:
+        for schedule, seed in (("reverse", 1), ("random", 1), ("random", 2)):
+            module.set_schedule(schedule, seed)
+            for got, want in zip(run("attend", inputs, "simt"), expected, strict=True):
+                assert_same_bits(got, want, f"{schedule} {seed}")
+    finally:
+        module.set_schedule("forward")
+
+
+@pytest.mark.parametrize("width", [8208, 16400])
+def test_a_row_alone_and_in_a_batch(width):
+    """The same bits, whatever else is in the batch."""
+    p = Problem([width, 5000, width - 3], H=1, G=2, D=32)
+    inputs = p.inputs(ratio=0.03)
+    together = run("attend", inputs, "simt")
+    for b in range(3):
+        own = [x[b : b + 1] if i in (0, 8, 9) else x for i, x in enumerate(inputs)]  # q, block table, lengths
+        alone = run("attend", own, "simt")
+        for got, want in zip(alone, together, strict=True):
+            assert_same_bits(got[0], want[b], f"sequence {b}")
 
 
 @settings(max_examples=25)
@@ -122,4 +172,26 @@ def test_fuzz_both_ways(seed, lens, G, page, planes, ratio, candidates, top_p, f
     args |= {"pool": pool, "window": window}
     if bias:
         args["key_bias"] = randn(generator(seed + 1), len(lens), p.cache.block_table.shape[1] * page)
+    assert_same(p.inputs(**args))
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**31),
+    lens=st.tuples(st.sampled_from([8200, 9001, 16500]), st.integers(0, 9000)),
+    G=st.integers(1, 4),
+    planes=st.sampled_from([1, 2]),
+    ratio=st.floats(0.001, 0.1),
+    candidates=st.floats(0.001, 0.6),
+    top_p=st.sampled_from([None, 0.5, 0.9]),
+    forced=st.sampled_from([(0, 0), (5000, 20), (16, 6000)]),
+    keep=st.booleans(),
+    pool=st.sampled_from([cases.MAX, cases.SOFTMAX]),
+)
+def test_fuzz_clusters(seed, lens, G, planes, ratio, candidates, top_p, forced, keep, pool):
+    p = Problem(lens, 1, 1, G, 32, planes=planes, seed=seed)
+    args = {"ratio": ratio, "candidates": candidates, "top_p": top_p, "sink": forced[0], "recent": forced[1]}
+    args |= {"pool": pool}
+    if keep:
+        args["keep"] = torch.tensor([[[3000, 4200], [8000, 8199]]] * 2, dtype=torch.int32)
     assert_same(p.inputs(**args))

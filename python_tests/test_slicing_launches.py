@@ -37,7 +37,7 @@ print(json.dumps(found))
 """
 
 
-# By the shared memory of a block: rows of attend in one block each, or step by step.
+# By the shared memory of a block: rows of attend in one launch, or step by step.
 WAYS = {"rows": (227 * 1024, work.ROW_POSITIONS), "steps": (36 * 1024, 0)}
 every_way = pytest.mark.parametrize("way", WAYS)
 

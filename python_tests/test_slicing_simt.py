@@ -53,6 +53,7 @@ CALLS = {
     "pages": ("sliced_attention", lambda: cases.attention_case([700], 1, 2, 4, 64, 16, BF16, density=0.5, unit=1).inputs()),
     "splits": ("sliced_attention", lambda: long_attention(0.4, 0)),
     "attend": ("attend", lambda: attend_inputs([900, 33], 1, 2, 4, 128, 16, BF16)),
+    "attend_clusters": ("attend", lambda: attend_inputs([8300, 33], 1, 1, 2, 32, 16, F32)),
     "attend_fallback": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.1)),
 }  # fmt: skip
 # Rows of attend that are too long for the shared memory of a block are selected from step by step.

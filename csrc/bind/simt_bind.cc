@@ -101,6 +101,7 @@ void bind_simt(pybind11::module_& m) {
   m.def(
       "set_shared_memory", [](int64_t n) { simt::set_shared_memory(positive("set_shared_memory", n)); },
       "Bytes of dynamic shared memory that a block may have");
+  m.def("set_clusters", &simt::set_clusters, "Whether the device launches clusters of blocks");
   m.def("counters", &counters, "Launches, threads, allocations, synchronisations, ... since the process started");
 }
 

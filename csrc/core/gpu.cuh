@@ -58,6 +58,18 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
   if (status == cudaSuccess) allowed.insert({kernel, device});
   return status;
 }
+
+inline cudaError_t launch_kernel(unsigned cluster, const void* entry, dim3 grid, dim3 block, void** arguments,
+                                 size_t shared_bytes, cudaStream_t stream) {
+  if (cluster == 1) return cudaLaunchKernel(entry, grid, block, arguments, shared_bytes, stream);
+  cudaLaunchAttribute size{};
+  size.id = cudaLaunchAttributeClusterDimension;
+  size.val.clusterDim.x = cluster, size.val.clusterDim.y = size.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+  config.attrs = &size, config.numAttrs = 1;
+  return cudaLaunchKernelExC(&config, entry, arguments);
+}
 #endif
 
 // Blocks of a grid's x axis.
@@ -66,10 +78,12 @@ inline unsigned grid_blocks(int64_t count) {
   return static_cast<unsigned>(count);
 }
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), an Error if it cannot be launched. Nothing to do for an empty
-// grid. Dynamic shared memory may be as large as the device has it.
+// kernel<<<grid, block, shared_bytes, stream>>>(args...) in clusters of so many blocks (along x; 8 at most, and 1 on
+// devices without clusters), an Error if it cannot be launched. Nothing to do for an empty grid. Dynamic shared memory
+// may be as large as the device has it.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, void* stream, A&&... args) {
+void launch_clusters(unsigned cluster, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
+                     A&&... args) {
   static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter");
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel parameters are limited to 4 KiB");
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
@@ -78,14 +92,15 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, vo
   if (shared_bytes > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
                "dynamic shared memory");
-  simt::launch(kernel, grid, block, shared_bytes, static_cast<cudaStream_t>(stream), static_cast<P>(args)...);
+  simt::launch(kernel, grid, block, cluster, shared_bytes, static_cast<cudaStream_t>(stream), static_cast<P>(args)...);
 #else
   // With up to 16 KB of static shared memory besides: together 48 KB need no leave.
   cudaError_t status = shared_bytes > 32 * 1024 ? allow_shared_memory(entry) : cudaSuccess;
   if (status == cudaSuccess) {
     const auto run = [&](std::remove_cv_t<P>... values) {
       std::array<void*, sizeof...(P)> pointers{&values...};
-      status = cudaLaunchKernel(entry, grid, block, pointers.data(), shared_bytes, static_cast<cudaStream_t>(stream));
+      status =
+          launch_kernel(cluster, entry, grid, block, pointers.data(), shared_bytes, static_cast<cudaStream_t>(stream));
     };
     run(static_cast<P>(args)...);
   }
@@ -94,6 +109,11 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, vo
     throw Error(kernel_name(entry) + ": " + cudaGetErrorString(status));
   }
 #endif
+}
+
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, void* stream, A&&... args) {
+  launch_clusters(1, kernel, grid, block, shared_bytes, stream, std::forward<A>(args)...);
 }
 
 inline void memset_async(void* p, int value, size_t bytes, void* stream) {

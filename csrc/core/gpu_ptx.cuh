@@ -46,6 +46,43 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ---- clusters of blocks; a launch without them, or on a device before sm_90, has clusters of one ----
+
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return static_cast<int>(rank);
+}
+__device__ __forceinline__ int cluster_size() {
+  uint32_t size = 1;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+#endif
+  return static_cast<int>(size);
+}
+// A barrier of all threads of the cluster. What any of them wrote before, all see after.
+__device__ __forceinline__ void cluster_sync() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+// Where block `rank` of the cluster has what this one has at p, in its shared memory. To be touched between the first
+// barrier of the cluster and the last.
+template <class T>
+__device__ __forceinline__ T* peer_shared(T* p, int rank) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  T* peer;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(peer) : "l"(p), "r"(rank));
+  return peer;
+#else
+  return p;
+#endif
+}
+
 // ---- matrix fragments ----
 
 // d += a * b, PTX fragment layouts, a by rows and b by columns.

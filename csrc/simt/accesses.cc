@@ -13,6 +13,10 @@ namespace {
 bool is_shared(const void* p) {
   return shared_memory.offset(reinterpret_cast<uintptr_t>(p), 1) != SharedMemory::kOutside;
 }
+bool is_own_shared(const void* p) {
+  const int block = shared_memory.block(reinterpret_cast<uintptr_t>(p));
+  return is_shared(p) && (block < 0 || block == engine.current->block);
+}
 
 }  // namespace
 
@@ -41,14 +45,14 @@ void write_any(void* to, const void* from, size_t bytes, Site site) {
 
 void read_shared(void* to, const void* from, size_t bytes, Site site) {
   const HooksOff off;
-  if (!is_shared(from)) fault(SIC_SIMT_HERE, "shared load of something else");
+  if (!is_own_shared(from)) fault(SIC_SIMT_HERE, "shared load of something else");
   check_access(from, bytes, AccessKind::read, bytes, SIC_SIMT_HERE);
   std::memcpy(to, from, bytes);
 }
 
 void copy_async(void* shared, const void* global, size_t bytes, bool valid, Site site) {
   const HooksOff off;
-  if (!is_shared(shared)) fault(SIC_SIMT_HERE, "cp.async to something that is not shared memory");
+  if (!is_own_shared(shared)) fault(SIC_SIMT_HERE, "cp.async to something that is not shared memory");
   check_access(shared, bytes, AccessKind::write, bytes, SIC_SIMT_HERE);
   if (valid) check_access(global, bytes, AccessKind::read, bytes, SIC_SIMT_HERE);
   depart(shared_memory.cells(), shared_memory.offset(reinterpret_cast<uintptr_t>(shared), bytes), bytes);

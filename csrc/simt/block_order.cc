@@ -15,25 +15,25 @@ void BlockOrder::begin_launch() {
 }
 
 void BlockOrder::begin_block() {
-  starts_.push_back(clock.epoch);
+  starts_.push_back(clock.cluster);
   fences_.clear();
   observed_.clear();
   acquired_.clear();
 }
 
 void BlockOrder::fence() {
-  const int thread = engine.current->linear;
+  const int thread = engine.current->number;
   const auto observed = observed_.find(thread);
   if (observed != observed_.end()) {
     acquired_.insert(observed->second.begin(), observed->second.end());
     observed_.erase(observed);
   }
-  fences_[thread] = {clock.epoch, thread};
+  fences_[thread] = {block_of(*engine.current).epoch, thread};
 }
 
 void BlockOrder::atomic(const void* p) {
   if (fences_.empty() && published_.empty()) return;
-  const int thread = engine.current->linear;
+  const int thread = engine.current->number;
   const auto published = published_.find(p);
   if (published != published_.end()) observed_[thread].insert(published->second.begin(), published->second.end());
   const auto fence = fences_.find(thread);

@@ -9,7 +9,7 @@
 namespace sic::simt {
 
 // Blocks of one launch run in any order, so what one wrote another may not read; unless it went through an atomic with
-// a device fence on both sides, as where the last block to finish sums up.
+// a device fence on both sides, as where the last block to finish sums up. A cluster counts as one block.
 class BlockOrder {
  public:
   void begin_launch();

@@ -37,18 +37,39 @@ const char* text(Violation violation) {
 void fault_conflict(const Conflict& c, const char* where, size_t offset, const Place& place) {
   const char* what = text(c.violation);
   if (c.violation == Violation::never_written) return fault(place, "%s: %s, byte %zu", what, where, offset);
-  const char* race =
-      c.violation <= Violation::write_after_read ? c.other_block ? "race between blocks: " : "race: " : "";
-  const char* block = c.other_block ? " of another block" : "";
-  fault(place, "%s%s: %s, byte %zu, with thread %d%s", race, what, where, offset, c.thread, block);
+  const int number = c.thread / kMaxThreads;
+  const bool of_cluster = c.peers || number != engine.current->block, other_block = c.other_cluster || of_cluster;
+  const char* race = c.violation <= Violation::write_after_read ? other_block ? "race between blocks: " : "race: " : "";
+  if (of_cluster && !c.other_cluster)
+    return fault(place, "%s%s: %s, byte %zu, with thread %d of block %d of the cluster%s", race, what, where, offset,
+                 c.thread % kMaxThreads, number, c.peers ? ", among others" : "");
+  fault(place, "%s%s: %s, byte %zu, with thread %d%s", race, what, where, offset, c.thread % kMaxThreads,
+        c.other_cluster ? " of another block" : "");
+}
+
+// Other blocks of the cluster can be relied upon to run between the cluster's first barrier and its last.
+void check_visit(const Thread& t, int rank, const Place& place) {
+  if (clock.phase == clock.cluster)
+    return fault(place,
+                 "race between blocks: access to shared memory of block %d of the cluster, which may not have begun",
+                 rank);
+  Block& peer = engine.blocks[static_cast<size_t>(rank)];
+  if (!peer.visitor) peer.visitor = &t, peer.visit = place;
 }
 
 void check_shared(size_t offset, size_t n, AccessKind kind, const Place& place) {
-  const Conflict c = visit(shared_memory.cells(), offset, n, kind, clock.block, clock.block);
+  const Thread& t = *engine.current;
+  const bool dynamic = offset < SharedMemory::kDynamic;
+  if (!dynamic && engine.call.cluster > 1)
+    return fault(place, "a __shared__ variable in a cluster: the emulator has dynamic shared memory only");
+  const int rank = dynamic ? static_cast<int>(offset / SharedMemory::kSlot) : t.block;
+  if (rank != t.block) check_visit(t, rank, place);
+  const Conflict c = visit(shared_memory.cells(), offset, n, kind, clock.cluster, clock.cluster);
   if (c.violation == Violation::none) return;
-  const bool dynamic = c.offset < kMaxSharedBytes;
-  fault_conflict(c, dynamic ? "dynamic shared memory" : "shared memory",
-                 dynamic ? c.offset : c.offset - kMaxSharedBytes, place);
+  const char* where = !dynamic          ? "shared memory"
+                      : rank == t.block ? "dynamic shared memory"
+                                        : "dynamic shared memory of a peer";
+  fault_conflict(c, where, dynamic ? c.offset % SharedMemory::kSlot : c.offset - SharedMemory::kDynamic, place);
 }
 
 void check_range(const Range& r, uintptr_t a, size_t n, AccessKind kind, const Place& place) {

@@ -13,28 +13,32 @@ struct Lock {
   std::lock_guard<std::recursive_mutex> hold{mutex()};
 };
 
-// Shared memory of the running block: the dynamic part, then the thread-local segment of this module, which holds every
-// __shared__ variable. Offsets count through both.
+// Shared memory of the running cluster: a slot for the dynamic part of each block, then the thread-local segment of
+// this module, which holds every __shared__ variable (so that clusters cannot have any). Offsets count through them
+// all.
 class SharedMemory {
  public:
   static constexpr size_t kOutside = ~size_t{0};
+  static constexpr size_t kSlot = 256 * 1024, kDynamic = kMaxCluster * kSlot;
+  static_assert(kSlot > kMaxSharedBytes);
 
   // For the thread that launches.
-  void prepare(size_t dynamic_bytes);
+  void prepare(int blocks, size_t dynamic_bytes);
   size_t offset(uintptr_t a, size_t n) const {
-    if (a - dynamic_ < dynamic_bytes_) return a + n <= dynamic_ + dynamic_bytes_ ? a - dynamic_ : kOutside;
-    if (a - static_ < static_bytes_)
-      return a + n <= static_ + static_bytes_ ? kMaxSharedBytes + (a - static_) : kOutside;
+    if (a - dynamic_ < slots_bytes_) return (a - dynamic_) % kSlot + n <= dynamic_bytes_ ? a - dynamic_ : kOutside;
+    if (a - static_ < static_bytes_) return a + n <= static_ + static_bytes_ ? kDynamic + (a - static_) : kOutside;
     return kOutside;
   }
-  bool past_dynamic(uintptr_t a) const { return a - dynamic_ < kMaxSharedBytes + 4096; }
+  // Whose dynamic shared memory an address is in, in the cluster; -1: none's.
+  int block(uintptr_t a) const { return offset(a, 1) < kDynamic ? static_cast<int>((a - dynamic_) / kSlot) : -1; }
+  bool past_dynamic(uintptr_t a) const { return a - dynamic_ < kDynamic; }
   const Cells& cells() const { return cells_; }
-  void* dynamic() const { return reinterpret_cast<void*>(dynamic_); }
+  void* dynamic(int block) const { return reinterpret_cast<void*>(dynamic_ + static_cast<size_t>(block) * kSlot); }
 
  private:
   Cells cells_;
   uintptr_t dynamic_ = 0, static_ = 0;
-  size_t dynamic_bytes_ = 0, static_bytes_ = 0;
+  size_t slots_bytes_ = 0, dynamic_bytes_ = 0, static_bytes_ = 0;
 };
 extern SharedMemory shared_memory;
 

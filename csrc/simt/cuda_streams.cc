@@ -12,6 +12,7 @@ namespace {
 
 cudaError_t last_error = cudaSuccess;
 int multiprocessors = 4, shared_limit = static_cast<int>(kMaxSharedBytes);
+bool clusters = true;
 std::unordered_set<cudaStream_t> streams;
 std::unordered_set<cudaEvent_t> events;
 std::unordered_map<const void*, int> dynamic_shared_limit;
@@ -24,6 +25,8 @@ cudaError_t launch_problem(const KernelCall& call) {
   if (threads == 0 || threads > kMaxThreads || b.z > 64) return cudaErrorInvalidConfiguration;
   if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
     return cudaErrorInvalidConfiguration;
+  if (call.cluster == 0 || call.cluster > static_cast<unsigned>(clusters ? kMaxCluster : 1) || g.x % call.cluster != 0)
+    return cudaErrorInvalidClusterSize;
   const auto limit = dynamic_shared_limit.find(call.entry);
   const int allowed = limit == dynamic_shared_limit.end() ? kSharedWithoutAsking : limit->second;
   return call.shared_bytes > static_cast<size_t>(allowed) ? cudaErrorInvalidValue : cudaSuccess;
@@ -85,6 +88,11 @@ void set_shared_memory(int bytes) {
   shared_limit = bytes < static_cast<int>(kMaxSharedBytes) ? bytes : static_cast<int>(kMaxSharedBytes);
 }
 
+void set_clusters(bool on) {
+  const Lock hold;
+  clusters = on;
+}
+
 Counters counters() {
   const Lock hold;
   return engine.counters;
@@ -104,6 +112,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "out of memory";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
+    case cudaErrorInvalidClusterSize:
+      return "invalid cluster size";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
     case cudaErrorStreamCaptureUnsupported:
@@ -162,6 +172,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = shared_limit;
+      return cudaSuccess;
+    case cudaDevAttrClusterLaunch:
+      *value = clusters;
       return cudaSuccess;
   }
   return record(cudaErrorInvalidValue);

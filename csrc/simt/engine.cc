@@ -1,4 +1,4 @@
-// The threads of a block as fibers: who runs next, barriers, operations of a warp.
+// The threads of a cluster of blocks as fibers: who runs next, barriers, operations of a warp.
 #include "simt/engine.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 RunQueue ready;
 StackPool stacks;
-int free_stacks[kMaxThreads];
+int free_stacks[kMaxFibers];
 int free_count = 0;
 Context host;       // whoever launched
 Context abandoned;  // of a fiber that will not go on
@@ -29,6 +29,13 @@ Warp& warp_of(const Thread& t) { return engine.warps[static_cast<size_t>(t.warp)
 int block_threads() {
   const dim3 size = engine.call.block;
   return static_cast<int>(size.x * size.y * size.z);
+}
+int cluster_blocks() { return static_cast<int>(engine.call.cluster); }
+template <class Body>
+void for_threads(Body body) {
+  const int blocks = cluster_blocks(), threads = block_threads();
+  for (int b = 0; b < blocks; ++b)
+    for (int i = 0; i < threads; ++i) body(thread(b * kMaxThreads + i));
 }
 bool same_site(const Place& a, const Place& b) {
   return a.site.line == b.site.line && (a.site.file == b.site.file || !std::strcmp(a.site.file, b.site.file));
@@ -65,9 +72,11 @@ void leave(Context& from) {
 void end_thread() {
   Thread& t = self();
   if (!t.copies.empty()) fault({}, "a thread ends with a cp.async that it has not waited for");
-  if (engine.arrived) fault(engine.barrier_place, "divergent barrier: thread %d ends while others wait", t.linear);
+  Block& b = block_of(t);
+  if (b.arrived) fault(b.barrier_place, "divergent barrier: thread %d ends while others wait", t.linear);
+  if (engine.arrived) fault(engine.barrier_place, "divergent barrier of the cluster: a thread ends while others wait");
   t.state = State::done;
-  ++engine.ended;
+  ++b.ended, ++engine.ended;
   Warp& w = warp_of(t);
   w.alive &= ~(1u << t.lane);
   for (unsigned m = w.waiting; m; m &= m - 1) {
@@ -99,25 +108,51 @@ void run_threads() {
   }
 }
 
-// ---- barriers of the block ----
+// ---- barriers of the block, and of the cluster ----
 
-void release_barrier(int threads) {
-  engine.barrier_result = engine.barrier_value;
-  engine.arrived = 0;
-  ++clock.epoch;
-  for (int i = 0; i < threads; ++i) {
-    Thread& t = thread(i);
-    t.time = 0;
-    t.state = State::ready;
-    if (t.lane == 0) warp_of(t).restart_clock();
-  }
-  ready.push_block(threads);
+void go_on(Thread& t) {
+  t.time = 0;
+  t.state = State::ready;
+  if (t.lane == 0) warp_of(t).restart_clock();
+}
+
+void release_barrier(int block, int threads) {
+  Block& b = engine.blocks[static_cast<size_t>(block)];
+  b.barrier_result = b.barrier_value;
+  b.arrived = 0;
+  b.epoch = ++clock.epoch;
+  const int first = block * kMaxThreads;
+  for (int i = 0; i < threads; ++i) go_on(thread(first + i));
+  ready.push_block(first, threads);
 }
 
 void check_barrier(const Thread& t, BarrierKind kind) {
-  if (engine.ended) fault(t.place, "divergent barrier: %d threads of the block have ended", engine.ended);
-  if (engine.arrived && (kind != engine.barrier_kind || !same_site(t.place, engine.barrier_place)))
-    fault_between(t.place, engine.barrier_place, "divergent barrier: threads of the block wait at two places");
+  const Block& b = block_of(t);
+  if (b.ended) fault(t.place, "divergent barrier: %d threads of the block have ended", b.ended);
+  if (b.arrived && (kind != b.barrier_kind || !same_site(t.place, b.barrier_place)))
+    fault_between(t.place, b.barrier_place, "divergent barrier: threads of the block wait at two places");
+}
+
+void begin_phase() {
+  clock.phase = ++clock.epoch;
+  for (int b = 0; b < cluster_blocks(); ++b) {
+    Block& block = engine.blocks[static_cast<size_t>(b)];
+    block.epoch = clock.phase;
+    block.visitor = nullptr;
+  }
+}
+
+void release_cluster(int threads) {
+  engine.arrived = 0;
+  begin_phase();
+  for_threads(go_on);
+  ready.push_cluster(cluster_blocks(), threads);
+}
+
+void check_cluster_barrier(const Thread& t) {
+  if (engine.ended) fault(t.place, "divergent barrier of the cluster: %d of its threads have ended", engine.ended);
+  if (engine.arrived && !same_site(t.place, engine.barrier_place))
+    fault_between(t.place, engine.barrier_place, "divergent barrier: threads of the cluster wait at two places");
 }
 
 // ---- operations of a warp ----
@@ -204,18 +239,19 @@ void meet(const WarpOperation& operation, unsigned mask, void* record, const Pla
   ready.push_lanes(t.warp * kWarp, others);
 }
 
-// ---- blocks ----
+// ---- clusters of blocks ----
 
-void begin_block(int threads) {
-  clock.block = ++clock.epoch;
-  block_order.begin_block();
-  engine.arrived = engine.ended = 0;
+void begin_block(int block, int threads) {
+  Block& b = engine.blocks[static_cast<size_t>(block)];
+  b.arrived = b.ended = 0;
   const dim3 size = engine.call.block;
   for (int i = 0; i < threads; ++i) {
-    Thread& t = thread(i);
+    const int number = block * kMaxThreads + i;
+    Thread& t = thread(number);
     const auto n = static_cast<unsigned>(i);
     t.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
-    t.linear = i, t.lane = i % kWarp, t.warp = i / kWarp;
+    t.linear = i, t.lane = i % kWarp;
+    t.block = block, t.number = number, t.warp = number / kWarp;
     t.state = State::fresh;
     t.time = 0, t.copy_group = 0;
     if (t.lane != 0) continue;
@@ -225,49 +261,77 @@ void begin_block(int threads) {
     w.waiting = 0;
     w.restart_clock();
   }
+}
+
+// first: of its blocks, in the order of the grid.
+void begin_cluster(uint64_t first, int threads) {
+  const dim3 grid = engine.call.grid;
+  begin_phase();
+  clock.cluster = clock.phase;
+  block_order.begin_block();
+  engine.arrived = engine.ended = 0;
+  for (int b = 0; b < cluster_blocks(); ++b) {
+    const uint64_t n = first + static_cast<uint64_t>(b);
+    engine.blocks[static_cast<size_t>(b)].index = {static_cast<unsigned>(n % grid.x),
+                                                   static_cast<unsigned>(n / grid.x % grid.y),
+                                                   static_cast<unsigned>(n / grid.x / grid.y)};
+    begin_block(b, threads);
+  }
   ready.reset(schedule);
-  ready.push_block(threads);
+  ready.push_cluster(cluster_blocks(), threads);
 }
 
 // Nobody can go on, yet somebody waits.
-void fail_deadlock(int threads) {
+void fail_deadlock() {
   int waiting = 0;
   const Thread *first = nullptr, *second = nullptr;
-  for (int i = 0; i < threads; ++i) {
-    const Thread& t = thread(i);
-    if (t.state == State::done) continue;
+  for_threads([&](const Thread& t) {
+    if (t.state == State::done) return;
     ++waiting;
     if (!first) first = &t;
     if (!second && (t.state != first->state || !same_site(t.place, first->place))) second = &t;
-  }
+  });
   if (!second) second = first;
-  const auto what = [](const Thread& t) { return t.state == State::at_barrier ? "the block" : t.operation->name; };
+  const auto what = [](const Thread& t) {
+    return t.state == State::at_barrier           ? "the block"
+           : t.state == State::at_cluster_barrier ? "the cluster"
+                                                  : t.operation->name;
+  };
   fault_between(first->place, second->place, "deadlock of %d threads: thread %d waits for %s, thread %d for %s",
                 waiting, first->linear, what(*first), second->linear, what(*second));
 }
 
-void run_block(int threads) {
-  begin_block(threads);
+// What a block does in another's shared memory must be over before that one may end.
+void check_visits() {
+  for (int b = 0; b < cluster_blocks(); ++b) {
+    const Block& block = engine.blocks[static_cast<size_t>(b)];
+    if (block.visitor)
+      fault(block.visit, "access to shared memory of block %d of the cluster, which may have ended: no barrier follows",
+            b);
+  }
+}
+
+void run_cluster(uint64_t first, int threads) {
+  begin_cluster(first, threads);
   leave(host);
-  if (engine.error.empty() && engine.ended < threads) fail_deadlock(threads);
+  if (engine.error.empty() && engine.ended < threads * cluster_blocks()) fail_deadlock();
+  if (engine.error.empty()) check_visits();
 }
 
 uint64_t greatest_common_divisor(uint64_t a, uint64_t b) { return b ? greatest_common_divisor(b, a % b) : a; }
 
-// Forward, backward, or in an order that jumps about and visits every block once.
-void run_blocks(int threads) {
+// Forward, backward, or in an order that jumps about and visits every cluster once.
+void run_clusters(int threads) {
   const dim3 grid = engine.call.grid;
-  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  const uint64_t clusters = uint64_t{grid.x} * grid.y * grid.z / engine.call.cluster;
   const uint64_t offset = ready.next_random();
-  uint64_t step = ready.next_random() % blocks + 1;
-  while (greatest_common_divisor(step, blocks) != 1) ++step;
-  for (uint64_t i = 0; i < blocks && engine.error.empty(); ++i) {
+  uint64_t step = ready.next_random() % clusters + 1;
+  while (greatest_common_divisor(step, clusters) != 1) ++step;
+  for (uint64_t i = 0; i < clusters && engine.error.empty(); ++i) {
     const uint64_t n = schedule == Schedule::forward   ? i
-                       : schedule == Schedule::reverse ? blocks - 1 - i
-                                                       : (i * step + offset) % blocks;
-    engine.block = {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
-                    static_cast<unsigned>(n / grid.x / grid.y)};
-    run_block(threads);
+                       : schedule == Schedule::reverse ? clusters - 1 - i
+                                                       : (i * step + offset) % clusters;
+    run_cluster(n * engine.call.cluster, threads);
   }
 }
 
@@ -284,17 +348,18 @@ void run_kernel(const KernelCall& call) {
   engine.arguments = reinterpret_cast<uintptr_t>(call.arguments.get());
   engine.error.clear();
   const int threads = block_threads();
-  stacks.reserve(threads);
+  const int fibers = threads * cluster_blocks();
+  stacks.reserve(fibers);
   free_count = 0;
-  for (int i = threads - 1; i >= 0; --i) free_stacks[free_count++] = i;
+  for (int i = fibers - 1; i >= 0; --i) free_stacks[free_count++] = i;
   prepare_memory();
-  shared_memory.prepare(call.shared_bytes);
+  shared_memory.prepare(cluster_blocks(), call.shared_bytes);
   clock.launch = ++clock.epoch;
   block_order.begin_launch();
   ++engine.counters.launches;
   engine.counters.threads += static_cast<uint64_t>(threads) * call.grid.x * call.grid.y * call.grid.z;
-  run_blocks(threads);
-  for (int i = 0; i < threads; ++i) thread(i).copies.clear();
+  run_clusters(threads);
+  for_threads([](Thread& t) { t.copies.clear(); });
   if (!engine.error.empty()) throw_fault();
   engine.call = {};
 }
@@ -316,31 +381,54 @@ bool on_other_stack(const void* p) {
 }
 
 uint3 thread_index() { return self().index; }
-uint3 block_index() { return engine.block; }
+uint3 block_index() { return block_of(self()).index; }
 dim3 block_size() { return engine.call.block; }
 dim3 grid_size() { return engine.call.grid; }
-void* dynamic_shared() { return shared_memory.dynamic(); }
+void* dynamic_shared() { return shared_memory.dynamic(self().block); }
+int cluster_rank() { return self().block; }
+int cluster_size() { return cluster_blocks(); }
 
 int block_barrier(BarrierKind kind, int predicate, Site site) {
   Thread& t = self();
   t.place = {site, __builtin_return_address(0)};
   check_barrier(t, kind);
-  if (engine.arrived == 0) {
-    engine.barrier_kind = kind, engine.barrier_place = t.place;
-    engine.barrier_value = kind == BarrierKind::all;
+  Block& b = block_of(t);
+  if (b.arrived == 0) {
+    b.barrier_kind = kind, b.barrier_place = t.place;
+    b.barrier_value = kind == BarrierKind::all;
   }
   const int vote = predicate != 0;
   if (kind == BarrierKind::count)
-    engine.barrier_value += vote;
+    b.barrier_value += vote;
   else if (kind == BarrierKind::all)
-    engine.barrier_value &= vote;
+    b.barrier_value &= vote;
   else
-    engine.barrier_value |= vote;
+    b.barrier_value |= vote;
   t.state = State::at_barrier;
   const int threads = block_threads();
-  if (++engine.arrived == threads) release_barrier(threads);
+  if (++b.arrived == threads) release_barrier(t.block, threads);
   leave(t.context);
-  return engine.barrier_result;
+  return b.barrier_result;
+}
+
+void cluster_barrier(Site site) {
+  Thread& t = self();
+  t.place = {site, __builtin_return_address(0)};
+  check_cluster_barrier(t);
+  if (engine.arrived == 0) engine.barrier_place = t.place;
+  t.state = State::at_cluster_barrier;
+  const int threads = block_threads();
+  if (++engine.arrived == threads * cluster_blocks()) release_cluster(threads);
+  leave(t.context);
+}
+
+void* peer_memory(void* p, int rank, Site site) {
+  const Place place{site, __builtin_return_address(0)};
+  const HooksOff off;
+  const int own = shared_memory.block(reinterpret_cast<uintptr_t>(p));
+  if (own != self().block) fault(place, "the address for a peer is not in the block's own dynamic shared memory");
+  if (rank < 0 || rank >= cluster_blocks()) fault(place, "the cluster has no block %d", rank);
+  return static_cast<char*>(p) + (rank - own) * static_cast<ptrdiff_t>(SharedMemory::kSlot);
 }
 
 void warp_operation(const WarpOperation& operation, unsigned mask, void* record, Site site) {
@@ -362,7 +450,7 @@ void maybe_yield() {
   if (!ready.random() || ready.empty()) return;
   Thread& t = self();
   t.state = State::ready;
-  ready.push_back(t.linear);
+  ready.push_back(t.number);
   leave(t.context);
 }
 

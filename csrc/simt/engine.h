@@ -1,4 +1,5 @@
-// Inside the emulator: the threads of the running block, and how they take turns.
+// Inside the emulator: the threads of the running cluster of blocks, and how they take turns. A launch without clusters
+// has clusters of one block.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,7 +12,8 @@
 
 namespace sic::simt {
 
-constexpr int kMaxThreads = 1024, kWarp = 32;
+constexpr int kMaxThreads = 1024, kWarp = 32;  // of a block
+constexpr int kMaxCluster = 8, kMaxFibers = kMaxCluster * kMaxThreads;
 constexpr size_t kMaxSharedBytes = 227 * 1024;
 constexpr uint64_t kPatience = uint64_t{1} << 24;
 
@@ -21,7 +23,7 @@ struct Place {
   const void* pc = nullptr;
 };
 
-enum class State : uint8_t { fresh, ready, running, at_barrier, at_warp_operation, done };
+enum class State : uint8_t { fresh, ready, running, at_barrier, at_cluster_barrier, at_warp_operation, done };
 
 // A cp.async between its issue and the wait that makes it visible.
 struct PendingCopy {
@@ -33,7 +35,8 @@ struct PendingCopy {
 
 struct Thread {
   uint3 index;
-  int linear, lane, warp;
+  int linear, lane;         // in its block, in its warp
+  int block, number, warp;  // in the cluster: block b has threads kMaxThreads * b, .. and their warps
   State state;
   uint32_t time;  // of the warp's clock, when this thread last took part in a warp barrier
   int stack;
@@ -60,25 +63,37 @@ struct Warp {
   }
 };
 
-// The running block; one at a time in the process.
+// A block of the running cluster.
+struct Block {
+  uint3 index;
+  uint32_t epoch;  // when its last barrier ended: what its threads did before, they may rely on
+  int arrived, ended;
+  BarrierKind barrier_kind;
+  Place barrier_place;
+  int barrier_value, barrier_result;
+  const Thread* visitor;  // of another block, in its shared memory, since the cluster's last barrier
+  Place visit;
+};
+
+// The running cluster; one at a time in the process.
 struct Engine {
   Thread* current = nullptr;  // nullptr: no kernel code is running
   bool hooks = false;         // whether its accesses are checked: not while the emulator itself works for it
   char* stack = nullptr;      // of the current thread
   uint64_t patience = 0;      // the count of accesses up to which it may run before it waits or ends
-  std::array<Thread, kMaxThreads> threads{};
-  std::array<Warp, kMaxThreads / kWarp> warps{};
+  std::array<Thread, kMaxFibers> threads{};
+  std::array<Warp, kMaxFibers / kWarp> warps{};
+  std::array<Block, kMaxCluster> blocks{};
   KernelCall call;
-  uintptr_t arguments = 0;  // where call has them
-  uint3 block{};
-  int arrived = 0, ended = 0;
-  BarrierKind barrier_kind{};
+  uintptr_t arguments = 0;     // where call has them
+  int arrived = 0, ended = 0;  // at the cluster's barrier; of all its threads
   Place barrier_place;
-  int barrier_value = 0, barrier_result = 0;
   std::string error;  // the first fault
   Counters counters{};
 };
 extern Engine engine;
+
+inline Block& block_of(const Thread& t) { return engine.blocks[static_cast<size_t>(t.block)]; }
 
 // Whether the caller is kernel code: other threads of the process may be in host code at the same time.
 __forceinline__ bool in_kernel() {

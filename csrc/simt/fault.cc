@@ -127,7 +127,8 @@ void throw_fault() {
   const std::string where = describe(fault_place), other = describe(fault_other);
   if (!where.empty()) message += ", at " + where;
   if (!other.empty() && other != where) message += " and " + other;
-  if (of_kernel) message += " [" + index_text("block", engine.block);
+  if (of_kernel)
+    message += " [" + index_text("block", fault_thread ? block_of(*fault_thread).index : engine.blocks[0].index);
   if (of_kernel && fault_thread) message += index_text(", thread", fault_thread->index);
   if (of_kernel) message += "]";
   engine.error.clear();

@@ -82,6 +82,18 @@ __forceinline__ void load_matrix_x4_transposed(uint32_t (&d)[4], const void* sha
   load_matrices(simt::load_matrix_transposed, d, shared_row, site);
 }
 
+__forceinline__ int cluster_rank() { return simt::cluster_rank(); }
+__forceinline__ int cluster_size() { return simt::cluster_size(); }
+__forceinline__ void cluster_sync(SIC_SIMT_SITE) {
+  simt::forget_memory();
+  simt::cluster_barrier(site);
+  simt::forget_memory();
+}
+template <class T>
+__forceinline__ T* peer_shared(T* p, int rank, SIC_SIMT_SITE) {
+  return static_cast<T*>(simt::peer_memory(p, rank, site));
+}
+
 inline float ex2(float x) {
   const float y = std::exp2(std::fabs(x) < 0x1p-126f ? 0.0f : x);
   return y < 0x1p-126f ? 0.0f : y;

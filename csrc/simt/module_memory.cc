@@ -60,15 +60,15 @@ const Module& module() {
 
 }  // namespace
 
-void SharedMemory::prepare(size_t dynamic_bytes) {
+void SharedMemory::prepare(int blocks, size_t dynamic_bytes) {
   const Module& m = module();
   if (!cells_.words) {
-    constexpr size_t kPage = 4096;
-    void* block = std::aligned_alloc(kPage, (kMaxSharedBytes / kPage + 2) * kPage);
-    if (!block) throw std::bad_alloc();
-    dynamic_ = reinterpret_cast<uintptr_t>(block);
-    cells_ = map_cells(kMaxSharedBytes + m.thread_bytes);
+    void* slots = std::aligned_alloc(4096, kDynamic);
+    if (!slots) throw std::bad_alloc();
+    dynamic_ = reinterpret_cast<uintptr_t>(slots);
+    cells_ = map_cells(kDynamic + m.thread_bytes);
   }
+  slots_bytes_ = static_cast<size_t>(blocks) * kSlot;
   dynamic_bytes_ = dynamic_bytes;
   static_ = reinterpret_cast<uintptr_t>(touched_anchor()) - m.anchor_offset;
   static_bytes_ = m.thread_bytes;

@@ -37,9 +37,13 @@ class RunQueue {
     return thread;
   }
   void push_back(int thread) { at(count_++) = static_cast<uint16_t>(thread); }
-  // Threads 0 to n - 1, at the end.
-  void push_block(int n) {
-    for (int i = 0; i < n; ++i) push_back(schedule_ == Schedule::reverse ? n - 1 - i : i);
+  // Threads first to first + n - 1, at the end.
+  void push_block(int first, int n) {
+    for (int i = 0; i < n; ++i) push_back(first + (schedule_ == Schedule::reverse ? n - 1 - i : i));
+  }
+  // Threads 0 to n - 1 of each block, at the end.
+  void push_cluster(int blocks, int n) {
+    for (int b = 0; b < blocks; ++b) push_block((schedule_ == Schedule::reverse ? blocks - 1 - b : b) * kMaxThreads, n);
   }
   // Lanes of a warp, before everybody else.
   void push_lanes(int first, unsigned mask) {
@@ -53,7 +57,7 @@ class RunQueue {
   }
 
  private:
-  static constexpr int kSize = kMaxThreads;  // nobody waits twice
+  static constexpr int kSize = kMaxFibers;  // nobody waits twice
   uint16_t& at(int i) { return ring_[(head_ + i) % kSize]; }
 
   Schedule schedule_ = Schedule::forward;

@@ -1,7 +1,7 @@
 // Runs CUDA kernels on the host. core/gpu.cuh includes this in place of the CUDA headers where SIC_SIMT is defined.
 //
-// One fiber for each thread of a block; the blocks of a grid one after another. The files that hold kernels are
-// compiled with -fsanitize=thread, whose hooks (hooks.cc) check every access to memory. See docs/simt.md.
+// One fiber for each thread of a cluster of blocks; the clusters of a grid one after another. The files that hold
+// kernels are compiled with -fsanitize=thread, whose hooks (hooks.cc) check every access to memory. See docs/simt.md.
 #pragma once
 #if defined(__CUDACC__)
 #error "simt.h stands in for CUDA: do not compile it with nvcc"
@@ -18,6 +18,7 @@ namespace sic::simt {
 struct KernelCall {
   const void* entry = nullptr;
   dim3 grid, block;
+  unsigned cluster = 1;  // blocks, along x
   size_t shared_bytes = 0;
   std::shared_ptr<const void> arguments;
   size_t argument_bytes = 0;
@@ -29,7 +30,7 @@ struct KernelCall {
 void submit(KernelCall call, cudaStream_t stream);
 
 template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes, cudaStream_t stream,
             std::decay_t<P>... values) {
   struct Arguments {
     void (*kernel)(P...);
@@ -40,7 +41,8 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cu
     const auto& a = *static_cast<const Arguments*>(p);
     std::apply([&](const auto&... v) { a.kernel(v...); }, a.values);
   };
-  submit({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, arguments, sizeof(Arguments), run}, stream);
+  submit({reinterpret_cast<const void*>(kernel), grid, block, cluster, shared_bytes, arguments, sizeof(Arguments), run},
+         stream);
 }
 
 }  // namespace sic::simt

@@ -17,6 +17,7 @@ void set_schedule(Schedule schedule, uint32_t seed = 1);
 // What the fake device claims to have; launchers may size their grids by it.
 void set_multiprocessors(int count);
 void set_shared_memory(int bytes);  // dynamic shared memory that a block may have
+void set_clusters(bool on);         // whether it launches clusters of blocks
 
 // Since the process started.
 struct Counters {

@@ -18,9 +18,14 @@ __attribute__((const)) uint3 block_index();
 __attribute__((const)) dim3 block_size();
 __attribute__((const)) dim3 grid_size();
 __attribute__((const)) void* dynamic_shared();
+__attribute__((const)) int cluster_rank();
+__attribute__((const)) int cluster_size();
 
 enum class BarrierKind { plain, count, all, any };
 int block_barrier(BarrierKind kind, int predicate, Site site);
+void cluster_barrier(Site site);  // orders memory too, of all blocks of the cluster
+// Where another block of the cluster has what this one has at p, in its dynamic shared memory.
+void* peer_memory(void* p, int rank, Site site);
 
 // An operation that lanes of a warp carry out together. Each lane brings a record on its own stack; when the last lane
 // of the mask has arrived, combine reads and writes the records of them all (lanes outside of the mask have none).

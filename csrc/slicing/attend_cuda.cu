@@ -3,7 +3,8 @@
 //   pages:  score_pages, selection
 //   then the estimate of the unread mass, attention over the selection, and, where the policy has a limit, attention
 //   over everything for the heads above it (blocks of other heads leave at once).
-// For tokens all between scan and attention is one launch, where a row's scores fit the shared memory of a block.
+// For tokens all between scan and attention is one launch, where a row's scores fit the shared memory of a block, or of
+// a cluster of blocks on devices that have them.
 // Scores stay in the workspace between kernels; nothing comes back to the host.
 #include <algorithm>
 
@@ -93,7 +94,7 @@ struct TokenScan {
   }
 };
 
-// A block a row: one launch does the rest.
+// A block or a cluster a row: one launch does the rest.
 struct RowChain {
   TokenScan tokens;
   SelectKeep keep;

@@ -185,9 +185,11 @@ __device__ __forceinline__ void join_eight(const JoinTask& a, const JoinRow& r, 
   }
   const int64_t window_begin = a.window > 0 && r.length > a.window ? r.length - a.window : 0;
 #pragma unroll
+  for (int i = 0; i < kJoinEach; ++i) out[i] = joined.score(i);
+  if (present == (1u << kJoinEach) - 1 && !a.bias && first >= window_begin) return;
+#pragma unroll
   for (int i = 0; i < kJoinEach; ++i) {
     const int64_t pos = first + i;
-    out[i] = joined.score(i);
     if (a.bias && present >> i & 1) out[i] = biased(out[i], a.bias[r.b * a.bias_stride + pos]);
     if (!(present >> i & 1) || pos < window_begin) out[i] = kInvisible;
   }

@@ -271,10 +271,11 @@ struct SelectCut {
   uint32_t key, ties;
 
   __device__ static SelectCut nothing() { return {0xffffffffu, 0}; }
+  __device__ static SelectCut everything() { return {0, 0xffffffffu}; }
+  __device__ bool takes_nothing() const { return key == 0xffffffffu; }
+  __device__ bool takes_everything() const { return ties == 0xffffffffu; }
   // Of a problem that is not undecided.
-  __device__ static SelectCut decided(const SelectProblem& p) {
-    return p.wanted > 0 ? SelectCut{0, 0xffffffffu} : nothing();
-  }
+  __device__ static SelectCut decided(const SelectProblem& p) { return p.wanted > 0 ? everything() : nothing(); }
 };
 
 struct Descent {

@@ -1,4 +1,5 @@
-// What a block does with a row of scores, in global or in shared memory: finding the cut, writing the chosen units.
+// What a block does with a row of scores, or with its part of one that several share, in global or in shared memory:
+// finding the cut, writing the chosen units.
 #pragma once
 #include "slicing/select_cuda.cuh"
 
@@ -66,7 +67,7 @@ __device__ __forceinline__ void weigh_slot(const Slot<T>& slot, uint32_t forced,
 template <class T, class Memory>
 __device__ void count_digit(const SelectRow<T, Memory>& row, uint32_t known, int shift, uint32_t top,
                             const Histogram& h, BlockCounts& s) {
-  const bool weighted = row.problem.top_p < 1;
+  const bool weighted = row.problem.top_p < 1, first_digit = shift + 8 == SelectKey<T>::kBits;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   for (int i = thread; i < h.copies * kDigits; i += threads) h.counts[i] = 0;
   for (int i = thread; weighted && i <= kDigits; i += threads) s.weight[i] = 0;
@@ -76,8 +77,12 @@ __device__ void count_digit(const SelectRow<T, Memory>& row, uint32_t known, int
     const Slot<T> slot(row.reader, i);
     const uint32_t forced = row.problem.template forced_bits<Slot<T>::kUnits>(slot.first);
     const uint32_t free = slot.visible() & ~forced;
+    const bool all = first_digit && free == (1u << Slot<T>::kUnits) - 1;  // count: no branches
 #pragma unroll
-    for (int j = 0; j < Slot<T>::kUnits; ++j) {
+    for (int j = 0; all && j < Slot<T>::kUnits; ++j)
+      atomicAdd(mine + (slot.key[j] >> (SelectKey<T>::kBits - 8)) * static_cast<uint32_t>(h.copies), 1u);
+#pragma unroll
+    for (int j = 0; !all && j < Slot<T>::kUnits; ++j) {
       const uint32_t key = slot.key[j];
       if (free >> j & 1 && !((key ^ known) >> shift >> 8))
         atomicAdd(mine + (key >> shift & (kDigits - 1)) * static_cast<uint32_t>(h.copies), 1u);
@@ -93,16 +98,24 @@ __device__ void count_digit(const SelectRow<T, Memory>& row, uint32_t known, int
   __syncthreads();
 }
 
-// The units that a block's row takes. All threads.
-template <class T, class Memory>
-__device__ SelectCut find_cut(const SelectRow<T, Memory>& row, const Histogram& h, BlockCounts& s) {
+// How a block's numbers become the row's, where it has the row to itself: they are.
+struct WholeRow {
+  __device__ __forceinline__ uint32_t top(uint32_t key) const { return key; }
+  __device__ __forceinline__ void add_up(BlockCounts&, int /*shift*/, bool /*weighted*/) const {}
+};
+
+// The units that a block's row takes. All threads; where blocks share the row, all of them.
+template <class T, class Memory, class Sharing = WholeRow>
+__device__ SelectCut find_cut(const SelectRow<T, Memory>& row, const Histogram& h, BlockCounts& s,
+                              const Sharing& sharing = {}) {
   SelectCut cut = SelectCut::decided(row.problem);
   if (!row.problem.undecided()) return cut;
   if (threadIdx.x == 0) s.descent = Descent::of(row.problem, SelectKey<T>::kBits);
-  const uint32_t top = row.problem.top_p < 1 ? block_reduce_max(row.top_key(), s.reduce) : 0;
+  const uint32_t top = row.problem.top_p < 1 ? sharing.top(block_reduce_max(row.top_key(), s.reduce)) : 0;
   cut.key = 0;
   for (int shift = SelectKey<T>::kBits - 8; shift >= 0; shift -= 8) {
     count_digit(row, cut.key, shift, top, h, s);
+    sharing.add_up(s, shift, row.problem.top_p < 1);
     if (warp_id() == 0) {
       Descent descent = s.descent;
       descent.step({s.count, s.weight}, shift, row.problem.top_p);
@@ -181,10 +194,10 @@ __device__ __forceinline__ uint8_t* row_marks(const SelectTask& a, const SelectR
 }
 
 // Writes the chosen units of the block's slots, to marks if given; rank: of the first. Returns the rank after the last.
-// All threads.
+// slots: if given, receives for each of the block's slots the bits of the units that are listed. All threads.
 template <class T, class Memory>
 __device__ Rank write_chosen(const SelectTask& a, const SelectRow<T, Memory>& row, const SelectCut& cut, Rank rank,
-                             SelectRowAt at, uint8_t* marks, BlockCounts& s) {
+                             SelectRowAt at, uint8_t* marks, BlockCounts& s, uint8_t* slots = nullptr) {
   int32_t* const out = marks ? nullptr : a.out.row(at.b, at.t, at.h);
   const auto room = static_cast<uint32_t>(a.K);
   int buffer = 0;
@@ -195,15 +208,20 @@ __device__ Rank write_chosen(const SelectTask& a, const SelectRow<T, Memory>& ro
     uint32_t all;
     const uint32_t before = block_scan(choice.counts(), s.totals[buffer], all);
     const uint32_t equal = rank.equal + (before >> 16);
-    const uint32_t chosen = choice.chosen(equal, cut);
+    uint32_t chosen = choice.chosen(equal, cut);
     uint32_t to = rank.above + (before & 0xffff) + (equal < cut.ties ? equal : cut.ties);
     if (marks) {
 #pragma unroll
       for (int j = 0; j < Slot<T>::kUnits; ++j)
         if (slot.has(j)) marks[slot.first + j] = chosen >> j & 1;
     } else {
-      for (uint32_t bits = chosen; bits; bits &= bits - 1, ++to)
-        if (to < room) out[to] = slot.first + __ffs(static_cast<int>(bits)) - 1;
+      for (uint32_t bits = chosen; bits; bits &= bits - 1, ++to) {
+        if (to < room)
+          out[to] = slot.first + __ffs(static_cast<int>(bits)) - 1;
+        else
+          chosen ^= bits & (0u - bits);
+      }
+      if (slots && i < row.end) slots[i - row.begin] = static_cast<uint8_t>(chosen);
     }
     rank.above += all & 0xffff, rank.equal += all >> 16;
   }

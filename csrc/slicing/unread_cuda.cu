@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) unread_tokens(UnreadTask a, UnreadSc
   const int32_t span = static_cast<int32_t>(blockIdx.x % spans.count);
   const int64_t first = int64_t{span} * kTokenSpan, mine = first + threadIdx.x * kUnreadEach;
   if (first >= r.visible) return;
-  centre_logits(a, u, r, centre);
+  centre_logits(a, u, r, [&](int g, float logit) { centre[g] = logit; });
   mark_listed<kTokenSpan>(a, r, first, listed);
   const uint32_t read = listed[threadIdx.x * kUnreadEach / 32] >> (threadIdx.x * kUnreadEach % 32);
   const uint32_t unread = unread_range(a, r, mine) & ~read;

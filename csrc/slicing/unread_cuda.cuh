@@ -86,14 +86,16 @@ __device__ __forceinline__ float finish_logit(const UnreadTask& a, float logit, 
   return logit + bias;
 }
 
-// What the scores leave out: the centre's share of every logit. Warp w does heads w, w + the block's warps, ..
+// What the scores leave out: the centre's share of every logit, for keep(head, logit). Warp w does heads w, w + the
+// block's warps, ..
+template <class Keep>
 __device__ __forceinline__ void centre_logits(const UnreadTask& a, const UnreadScores& u, const UnreadRow& r,
-                                              float* logits) {
+                                              Keep keep) {
   for (int g = warp_id(); g < a.G; g += block_warps()) {
     float dot = 0;
     for (int d = lane_id(); d < a.D; d += 32) dot += load_query(a, r, g, d) * u.centre[r.h * u.centre_stride + d];
     dot = warp_reduce_add(dot);
-    if (lane_id() == 0) logits[g] = dot * a.scale;
+    if (lane_id() == 0) keep(g, dot * a.scale);
   }
 }
 

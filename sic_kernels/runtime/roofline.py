@@ -2,7 +2,7 @@
 
 A family describes its ops as `Work`, launch by launch; devices and the formula are here. Each launch takes
 
-    launch + max(nbytes / memory rate + again / cache rate, clocks / (busy multiprocessors * clock rate))
+    launch + max(nbytes / memory rate + again / cache rate, clocks / (busy multiprocessors * clock rate)) + exchanges
 
 since the launches of an op depend on each other. A kernel of few blocks keeps few multiprocessors busy, and each can pull
 so many bytes a clock only.
@@ -16,7 +16,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Rates in bytes a second. launch: seconds from the end of a kernel to the start of the next in a replayed graph."""
+    """Rates in bytes a second. launch: seconds from the end of a kernel to the start of the next in a replayed graph.
+    exchange: seconds for the blocks of a cluster to tell each other something."""
 
     name: str
     memory: float
@@ -26,6 +27,7 @@ class Device:
     copy_share: float = 0.9
     bytes_a_clock: float = 32.0
     launch: float = 1.8e-6
+    exchange: float = 1e-6
 
     def rate(self, peak: float, blocks: int) -> float:
         """What `blocks` blocks can pull."""
@@ -50,6 +52,7 @@ class Launch:
 
     nbytes: from or to memory, each byte once in the whole op.  again: what the op has touched before, so that it is in the
     cache.  blocks: of the grid.  clocks: of one multiprocessor for the arithmetic of all blocks.
+    exchanges: within clusters, one after another; more than a block makes where not all clusters run at once.
     """
 
     kernel: str
@@ -57,6 +60,7 @@ class Launch:
     again: int = 0
     blocks: int = 1
     clocks: float = 0.0
+    exchanges: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +89,8 @@ def seconds(device: Device, launch: Launch) -> float:
     """One launch, with the gap before it."""
     moving = launch.nbytes / device.rate(device.copy_share * device.memory, launch.blocks)
     moving += launch.again / device.rate(device.cache, launch.blocks)
-    return device.launch + max(moving, launch.clocks / (device.busy(launch.blocks) * device.clock))
+    working = max(moving, launch.clocks / (device.busy(launch.blocks) * device.clock))
+    return device.launch + working + launch.exchanges * device.exchange
 
 
 def assumptions(device: Device) -> list[str]:
@@ -97,6 +102,8 @@ def assumptions(device: Device) -> list[str]:
         f"{device.multiprocessors} multiprocessors at {device.clock / 1e9:.2f} GHz; each pulls at most "
         f"{device.bytes_a_clock:g} bytes a clock ({narrow / 1e9:.0f} GB/s), so a kernel of few blocks does not fill the memory",
         f"{1e6 * device.launch:.1f} us for each launch in a replayed graph; launches wait for each other",
+        f"{1e6 * device.exchange:.1f} us each time that the blocks of a cluster tell each other something: a barrier, reads of "
+        "the others' shared memory, and what one warp does with it; nothing overlaps with it",
         "inputs are not in the cache before; every byte is moved once; arithmetic hides behind memory but for the clocks named",
         "nothing for ramp-up, tails, bank conflicts, refresh: a kernel is expected to be slower than this, not faster",
     ]

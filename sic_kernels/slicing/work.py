@@ -17,12 +17,16 @@ SPLIT = 256  # tokens of a part of a list, and ...
 BUSY_BLOCKS = 512  # ... blocks with which lists are not split (attention_cuda.cu)
 FEW_ROWS, LONG_ROW = 2 * 132, 16384  # rows of scores that one block does not select from alone (select_cuda.cu)
 SCAN_BLOCKS = 4 * 132  # that a scan aims at (scan_mma_cuda.cu)
-# Rows whose selection is one block's work (attend_rows_cuda.cu): positions that fit the shared memory of both devices.
-ROW_POSITIONS = 97_000
-ROW_HELD = 12 * 1024  # entries of a shortlist that are read once
+# Rows whose selection is one launch (attend_rows_cuda.cu): positions that fit the shared memory of a cluster on both devices.
+ROW_POSITIONS = 8 * 93_000
+ROW_BLOCK, ROW_BLOCKS = 8192, 8  # a block's positions, beyond which there are more blocks, and the most of them
+ROW_HELD = 32 * 1024  # bytes of a block's shortlist whose scores are read once
 # Clocks of a multiprocessor for a position of a row, from the instructions of its loops: selecting twice; of each head the
-# join and the unread mass; of each head and entry of the shortlist, ranking.
-ROW_CLOCKS, ROW_HEAD_CLOCKS, ROW_ENTRY_CLOCKS = 0.9, 0.13, 0.2
+# join and the unread mass; for an entry of the shortlist, its place; of each head, ranking it.
+ROW_CLOCKS, ROW_HEAD_CLOCKS, ENTRY_CLOCKS, ENTRY_HEAD_CLOCKS = 1.0, 0.13, 0.65, 0.41
+# What blocks of a row tell each other: two digits, twice; the heads' tops, then weights; the unread mass.
+ROW_EXCHANGES = 7
+CLUSTER_BLOCKS = 2 * 132  # of such blocks that run at once
 SCAN_CLOCKS = {1: 1.3, 2: 2.0}  # of a multiprocessor for a token and KV head, by planes, at D = 128 and G = 4
 
 
@@ -150,10 +154,22 @@ def attend(s: BenchShape, ratio: float) -> Iterator[Launch]:
 def attend_rows(s: BenchShape, tokens: int, candidates: int) -> Launch:
     """attend_rows_cuda.cu: plane 0 is read twice, both planes where candidates are, which is nearly everywhere."""
     lists, scores = s.B * s.heads, s.rows * s.group * 2
-    fine = 1 if candidates <= ROW_HELD else 3
-    listed = lists * 4 * (candidates * (1 + fine * s.group) + tokens)
-    clocks = s.rows * (ROW_CLOCKS + s.group * ROW_HEAD_CLOCKS) + lists * candidates * s.group * ROW_ENTRY_CLOCKS
-    return Launch("attend_rows", 0, (2 + fine) * scores + listed, lists, clocks)
+    blocks = row_blocks(s.page * ceil_div(s.length, s.page))
+    fine = 1 if candidates * s.group * 2 <= blocks * ROW_HELD else 3
+    listed = lists * 4 * (candidates * (2 + fine) + tokens)
+    clocks = s.rows * (ROW_CLOCKS + s.group * ROW_HEAD_CLOCKS)
+    clocks += lists * candidates * (ENTRY_CLOCKS + s.group * ENTRY_HEAD_CLOCKS)
+    waves = ceil_div(lists * blocks, CLUSTER_BLOCKS)
+    exchanges = ROW_EXCHANGES * waves if blocks > 1 else 0
+    return Launch("attend_rows", 0, (2 + fine) * scores + listed, lists * blocks, clocks, exchanges)
+
+
+def row_blocks(width: int) -> int:
+    """Of the cluster that selects from a row."""
+    blocks = 1
+    while blocks < ROW_BLOCKS and width > blocks * ROW_BLOCK:
+        blocks *= 2
+    return blocks
 
 
 def attend_steps(s: BenchShape, tokens: int, candidates: int, width: int) -> Iterator[Launch]:
