@@ -11,6 +11,8 @@ namespace sic::bind {
 void bind_slicing(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
+#else
+void bind_block_index(py::module_&);
 #endif
 }  // namespace sic::bind
 
@@ -29,6 +31,8 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::bind_slicing(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);
+#else
+  sic::bind::bind_block_index(m);
 #endif
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);
