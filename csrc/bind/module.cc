@@ -12,6 +12,8 @@ void bind_slicing(py::module_&);
 void bind_delta(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
+#else
+void bind_block_index(py::module_&);
 #endif
 }  // namespace sic::bind
 
@@ -31,6 +33,8 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::bind_delta(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);
+#else
+  sic::bind::bind_block_index(m);
 #endif
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);

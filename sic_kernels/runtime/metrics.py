@@ -208,6 +208,10 @@ register("sic_cursor_recovery_ratio", "Share of resumed cursors that went on whe
          "cursors resumed", "cursors presented")
 register("sic_hash_collision_ratio", "Share of look-ups whose digest matched but whose tokens did not.",
          "digest collisions", "look-ups")
+register("sic_index_hit_ratio", "Share of block look-ups that found their block.",
+         "blocks found", "look-ups")
+register("sic_index_eviction_ratio", "Blocks evicted per block inserted.",
+         "blocks evicted", "blocks inserted")
 register("sic_pool_utilisation_ratio", "Share of the reserved pool in use.",
          "bytes in use", "bytes reserved", kind="gauge")
 register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
