@@ -11,7 +11,7 @@ void delta_attention(const AttentionArgs& a, const Exec& exec) {
   static_cast<AttentionParams&>(p) = attention_params(a.attention, {}, plan, exec.workspace.data);
   p.cache = CodedCache::of(a.pages, a.codec, a.positions);
   p.tail = DeviceTail::of(a.tail);
-  attend_coded_rows(p, plan, exec.stream);
+  (fits_codes_kernel(a) ? attend_codes : attend_coded_rows)(p, plan, exec.stream);
   merge_splits(p, plan, exec.stream);
 }
 int64_t delta_attention_workspace(const AttentionArgs& a) { return plan_splits(a.attention).bytes; }

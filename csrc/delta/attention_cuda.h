@@ -25,6 +25,10 @@ struct DeltaAttentionParams : AttentionParams {
   DeviceTail tail;
 };
 
+// The kernel for 4 bits and half types; whether it takes a call.
+bool fits_codes_kernel(const delta::AttentionArgs&);
+void attend_codes(const DeltaAttentionParams&, const SplitPlan&, void* stream);
+
 // Any head sizes, any bits, queries of any type.
 void attend_coded_rows(const DeltaAttentionParams&, const SplitPlan&, void* stream);
 
