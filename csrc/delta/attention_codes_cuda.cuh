@@ -28,7 +28,7 @@ static_assert(kBlockSteps * kStep == delta::kRopeBlock);
 template <bool kRotated>
 struct CodesWarp {
   static constexpr int D = kCodedDim, N = kCodedGroups;
-  static constexpr int64_t kNoBlock = -2;
+  static constexpr int32_t kNoBlock = -2;
 
   const DeltaAttentionParams& p;
   const Tile& tile;
@@ -39,7 +39,7 @@ struct CodesWarp {
   float out[N][4];                // channels 16 n + 2 g and the next by rows 2c, 2c + 1
   float rounded[4];               // sums of weights times scales in the same layout
   float sum, base, limit, scale;  // of row g: weights; reference, and where it must follow; scale: of value scales
-  int64_t block;                  // of RoPE, that s.q is turned back by; -1: as they are
+  int32_t block;                  // of RoPE, that s.q is turned back by; -1: as they are
 
   __device__ __forceinline__ CodesWarp(const DeltaAttentionParams& params, const Tile& where, CodesShared& shared,
                                        uint32_t* masses)
@@ -67,12 +67,12 @@ struct CodesWarp {
   // ---- queries ----
 
   // s.q <- the queries turned back by a row of the high table; without one, as they are.
-  __device__ __forceinline__ void turn_queries(int64_t to) {
+  __device__ __forceinline__ void turn_queries(int32_t to) {
     if (block == to) return;
     block = to;
     __syncwarp();
     const int half = p.cache.rope.half;
-    const float* angles = p.cache.rope.hi + (to < 0 ? 0 : to) * 2 * half + lane_id() % 4 * 4;
+    const float* angles = p.cache.rope.hi + static_cast<int64_t>(max(to, 0)) * 2 * half + lane_id() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
       uint2 x = s.q_plain[n][lane_id()], y = s.q_plain[n + N / 2][lane_id()];
@@ -87,10 +87,9 @@ struct CodesWarp {
     __syncwarp();
   }
   __device__ __forceinline__ static void turn_pair_back(uint32_t& x, uint32_t& y, float c0, float s0, float c1, float s1) {
-    float2 re = unpack_f16x2(x), im = unpack_f16x2(y);
-    turn_back(re.x, im.x, c0, s0);
-    turn_back(re.y, im.y, c1, s1);
-    x = pack_f16x2(re.x, re.y), y = pack_f16x2(im.x, im.y);
+    const float2 re = unpack_f16x2(x), im = unpack_f16x2(y);
+    x = pack_f16x2(re.x * c0 + im.x * s0, re.y * c1 + im.y * s1);
+    y = pack_f16x2(im.x * c0 - re.x * s0, im.y * c1 - re.y * s1);
   }
 
   // ---- keys ----
@@ -137,9 +136,9 @@ struct CodesWarp {
       turn_words(x[2 * i + 1][1], x[2 * i + 5][1], cosine.w, sine.w);
     }
   }
-  __device__ __forceinline__ void turn_high(int64_t to, KeyWords& x) const {
+  __device__ __forceinline__ void turn_high(int32_t to, KeyWords& x) const {
     const int half = p.cache.rope.half;
-    const float* angles = p.cache.rope.hi + to * 2 * half + lane_id() % 4 * 4;
+    const float* angles = p.cache.rope.hi + static_cast<int64_t>(to) * 2 * half + lane_id() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
       const float4 c = __ldg(reinterpret_cast<const float4*>(angles + 16 * n));
@@ -164,6 +163,7 @@ struct CodesWarp {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if constexpr (kRotated) __syncwarp();  // else the compiler makes both keys at once, for which registers are short
       KeyWords x;
       make_key(code[half], slot + 8 * half, x);
       if (p.cache.rope.lo) turn_low(position[half], x);
@@ -218,7 +218,7 @@ struct CodesWarp {
     const float mine = __shfl_sync(kFullWarp, keep, lane_id() % 8 * 4);
     __syncwarp();
     for (int i = lane_id(); i < p.cache.v.templates.n * 8; i += 32)
-      mass[i] = __float2uint_rn(mul_rn(static_cast<float>(mass[i]), mine));
+      atomicExch(mass + i, __float2uint_rn(mul_rn(static_cast<float>(atomicAdd(mass + i, 0u)), mine)));
     __syncwarp();
   }
 
@@ -229,7 +229,7 @@ struct CodesWarp {
     if (is_ragged(p, tile, pos)) mask(pos, logit);
     const float top = fmaxf(fmaxf(logit[0][0], logit[0][1]), fmaxf(logit[1][0], logit[1][1]));
     if (__any_sync(kFullWarp, top > limit)) follow(logit);
-    const float inverse = 1.0f / scale;
+    const float inverse = __uint_as_float(0x7f000000u - __float_as_uint(scale));  // of a power of two
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = step * kStep + half * 8 + lane_id() % 4 * 2;
