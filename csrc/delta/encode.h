@@ -16,9 +16,9 @@ inline int32_t entry_of(uint16_t k_scale, const uint8_t* k_code, int64_t entries
 
 // A row's old entry (or none), and whether it is to be raw now. Most rows have nothing of either.
 constexpr int32_t kNoFate = 0;
-constexpr int32_t fate(int32_t entry, bool raw) { return (entry + 1) * 2 + (raw ? 1 : 0); }
-constexpr int32_t fate_entry(int32_t fate) { return fate / 2 - 1; }
-constexpr bool fate_is_raw(int32_t fate) { return fate & 1; }
+constexpr SIC_HD int32_t fate(int32_t entry, bool raw) { return (entry + 1) * 2 + (raw ? 1 : 0); }
+constexpr SIC_HD int32_t fate_entry(int32_t fate) { return fate / 2 - 1; }
+constexpr SIC_HD bool fate_is_raw(int32_t fate) { return fate & 1; }
 
 // Of rows for one slot the last one stays: -1 for the others.
 void last_slots(const TensorView& slots, int64_t* out);

@@ -112,4 +112,18 @@ inline float2 unpack_f16x2(uint32_t v) {
   return {to_float(f16_t{static_cast<uint16_t>(v)}), to_float(f16_t{static_cast<uint16_t>(v >> 16)})};
 }
 
+inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
+  const float2 x = unpack_f16x2(a), y = unpack_f16x2(b);
+  return pack_f16x2(x.x + y.x, x.y + y.y);
+}
+inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  const float2 x = unpack_f16x2(a), y = unpack_f16x2(b);
+  return pack_f16x2(x.x * y.x, x.y * y.y);
+}
+// Products and sums are exact in double; from there to half precision by way of float.
+inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const float2 x = unpack_f16x2(a), y = unpack_f16x2(b), z = unpack_f16x2(c);
+  return pack_f16x2(static_cast<float>(double{x.x} * y.x + z.x), static_cast<float>(double{x.y} * y.y + z.y));
+}
+
 }  // namespace sic::gpu

@@ -15,6 +15,8 @@ using slicing::Unit;
 // much memory and there are blocks for every multiprocessor.
 constexpr int64_t kBlocksWithoutSplit = 512, kBlocksThatWillDo = 128, kManyBytes = int64_t{512} << 20;
 
+}  // namespace
+
 SplitPlan plan_splits(const AttentionArgs& a) {
   SplitPlan plan;
   const int64_t B = a.q.shape[0], T = a.q.shape[1], Hkv = a.kv.k_cache.shape[1], G = a.q.shape[2] / Hkv;
@@ -32,8 +34,8 @@ SplitPlan plan_splits(const AttentionArgs& a) {
   return plan;
 }
 
-AttentionParams make_params(const AttentionArgs& a, const AttentionExtras& extras, const SplitPlan& plan,
-                            void* workspace) {
+AttentionParams attention_params(const AttentionArgs& a, const AttentionExtras& extras, const SplitPlan& plan,
+                                 void* workspace) {
   AttentionParams p;
   p.kv = DeviceKv::of(a.kv);
   p.list = DeviceSelection::of(a.selected.indices, a.selected.counts);
@@ -60,20 +62,21 @@ AttentionParams make_params(const AttentionArgs& a, const AttentionExtras& extra
   return p;
 }
 
-}  // namespace
+void merge_splits(const AttentionParams& p, const SplitPlan& plan, void* stream) {
+  if (plan.serial) return;
+  launch(attention_merge, dim3(grid_blocks(int64_t{p.B} * p.T * p.Hkv * p.G)), 128, 0, stream, p);
+}
 
 void run_attention(const AttentionArgs& a, const AttentionExtras& extras, void* workspace, void* stream) {
   const SplitPlan plan = plan_splits(a);
-  const AttentionParams p = make_params(a, extras, plan, workspace);
+  const AttentionParams p = attention_params(a, extras, plan, workspace);
   if (fits_tensor_cores(a)) {
     attend_on_tensor_cores(p, plan, stream);
   } else {
     const bool wide = row_access_bytes(a.kv.k_cache) == 16 && row_access_bytes(a.kv.v_cache) == 16;
     attend_on_cuda_cores(p, plan, a.kv.k_cache.dtype, wide, stream);
   }
-  if (plan.serial) return;
-  const int64_t rows = a.q.shape[0] * a.q.shape[1] * a.q.shape[2];
-  launch(attention_merge, dim3(grid_blocks(rows)), 128, 0, stream, p);
+  merge_splits(p, plan, stream);
 }
 
 int64_t attention_partials(const AttentionArgs& a) { return plan_splits(a).bytes; }

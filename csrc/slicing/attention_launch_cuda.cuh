@@ -15,8 +15,16 @@ struct SplitPlan {
   int64_t bytes = 0;  // of partial results
 };
 
-// A kernel over all blocks of the call, `rows` query rows each.
-inline void launch_tiles(void (*kernel)(const AttentionParams), AttentionParams p, const SplitPlan& plan, int rows,
+SplitPlan plan_splits(const slicing::AttentionArgs&);
+// All that kernels need to know; workspace: plan.bytes.
+AttentionParams attention_params(const slicing::AttentionArgs&, const AttentionExtras&, const SplitPlan&,
+                                 void* workspace);
+// Joins the partial results of splits that ran side by side.
+void merge_splits(const AttentionParams&, const SplitPlan&, void* stream);
+
+// A kernel over all blocks of the call, `rows` query rows each. Params: AttentionParams, or more than that.
+template <class Params>
+void launch_tiles(void (*kernel)(const Params), Params p, const SplitPlan& plan, int rows,
                          int64_t shared_bytes, void* stream) {
   p.list_tiles = static_cast<int32_t>(slicing::ceil_div(plan.list_rows, rows));
   const int64_t x = int64_t{p.lists} * p.list_tiles * p.Hkv * (p.serial ? 1 : p.splits);

@@ -138,6 +138,7 @@ __device__ __forceinline__ bool any_wanted(const AttentionParams& p, const Tile&
 
 struct Slot {
   Place place;
+  int32_t pos;
   float add;  // to the logit, base 2: the bias; -inf where no row may look
 };
 
@@ -157,6 +158,7 @@ __device__ __forceinline__ Slot find_slot(const AttentionParams& p, const Tile& 
   const bool seen = slot < tile.slots && pos >= tile.begin && pos < tile.end;
   pos = max(min(max(pos, tile.begin), tile.end - 1), 0);
   Slot s;
+  s.pos = pos;
   s.place = p.kv.pages.place(tile.b, static_cast<uint32_t>(pos));
   s.add = !seen ? kNone : p.key_bias ? p.key_bias[tile.b * p.bias_stride + pos] * kLog2e : 0.0f;
   return s;

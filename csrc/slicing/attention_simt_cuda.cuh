@@ -255,11 +255,23 @@ struct SimtWarp {
     }
   }
 
-  __device__ __forceinline__ void walk(int split) {
-    const int steps = (min(tile.slots - split * kSplit, kSplit) + kStep - 1) / kStep;
+  __device__ __forceinline__ void clear() {
     for (int i = lane_id(); i < kRows * p.value_stride(); i += 32) sums()[i] = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) top[i] = kNone, sum[i] = 0;
+  }
+  __device__ __forceinline__ void store_state() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2) sum[i] += __shfl_xor_sync(kFullWarp, sum[i], lanes);
+      if (lane_id() < (kRows == 1 ? 1 : 4)) s.state[warp_id() * kRows + own_row(i)] = make_float2(top[i], sum[i]);
+    }
+  }
+
+  __device__ __forceinline__ void walk(int split) {
+    const int steps = (min(tile.slots - split * kSplit, kSplit) + kStep - 1) / kStep;
+    clear();
     for (int step = warp_id(); step < steps; step += kAttentionWarps) {
       float dots[2][kRows] = {};
       dot(step, dots);
@@ -268,12 +280,7 @@ struct SimtWarp {
       __syncwarp();
       add_values(step);
     }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) sum[i] += __shfl_xor_sync(kFullWarp, sum[i], lanes);
-      if (lane_id() < (kRows == 1 ? 1 : 4)) s.state[warp_id() * kRows + own_row(i)] = make_float2(top[i], sum[i]);
-    }
+    store_state();
   }
 };
 

@@ -1,0 +1,44 @@
+// Attention on coded rows, on tensor cores: which calls, which kernel.
+#include "delta/attention_codes_cuda.cuh"
+
+namespace sic::gpu {
+namespace {
+
+constexpr int64_t kMostTemplates = 128;  // whose weights leave room for three blocks on a multiprocessor
+
+// Row offsets in units of 16 bytes must fit 32 bits.
+bool offsets_fit(const TensorView& codes) {
+  int64_t last = 0;
+  for (int axis : {0, 2}) {
+    if (codes.stride[axis] < 0) return false;
+    last += std::max<int64_t>(0, codes.shape[axis] - 1) * codes.stride[axis];
+  }
+  return last / 16 < int64_t{1} << 32;
+}
+
+bool rows_fit(const TensorView& codes, const delta::Templates& t, int bits) {
+  return bits == 4 && t.centres.shape[2] == kCodedDim && row_access_bytes(codes) == 16 && offsets_fit(codes) &&
+         row_access_bytes(t.centres) >= 8;
+}
+
+}  // namespace
+
+bool fits_codes_kernel(const delta::AttentionArgs& a) {
+  const delta::Rope& rope = a.codec.rope;
+  if (a.attention.q.dtype == DType::f32) return false;
+  if (!rows_fit(a.pages.k_codes, a.codec.k, a.codec.k_bits) || !rows_fit(a.pages.v_codes, a.codec.v, a.codec.v_bits))
+    return false;
+  if (a.codec.v.centres.shape[1] > kMostTemplates || a.codec.v.deviation.given()) return false;
+  if (a.codec.k_rotation > 1 && a.codec.k.deviation.given()) return false;
+  if (!rope.hi.given()) return true;
+  return !rope.interleaved && 2 * rope.lo.shape[2] == kCodedDim &&
+         reinterpret_cast<uintptr_t>(rope.hi.data) % 16 == 0;
+}
+
+void attend_codes(const DeltaAttentionParams& p, const SplitPlan& plan, void* stream) {
+  const int64_t bytes = int64_t{sizeof(CodesShared)} + int64_t{4} * kAttentionWarps * 8 * p.cache.v.templates.n;
+  launch_tiles(p.cache.rotation.channels > 1 ? attention_codes<true> : attention_codes<false>, p, plan, 8, bytes,
+               stream);
+}
+
+}  // namespace sic::gpu
