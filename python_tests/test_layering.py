@@ -21,6 +21,7 @@ ALLOWED = {
     "cli": {"runtime", "testing", "models", "integrations", *FAMILIES},
     "__main__": {"cli"},
     **{family: {"runtime", "testing"} for family in FAMILIES},
+    "delta": {"runtime", "testing", "slicing"},  # its attention reads a selection, its cache keeps a sketch
 }
 # The table of public names resolves lazily; it is the one place that knows everything.
 FACADE = {"__init__", "_version"}
@@ -100,8 +101,9 @@ def test_references_import_torch_only():
         for path in (PACKAGE / family).glob("reference*.py"):
             found += 1
             for line, module in imports(path):
-                own = f"sic_kernels.{family}"  # types.py: plain data
-                ours = module == own or module.startswith((f"{own}.reference", f"{own}.types"))
+                own, base = f"sic_kernels.{family}", "sic_kernels.slicing"
+                plain = tuple(f"{own}.{name}" for name in ("reference", "types", "levels"))  # definitions, plain data
+                ours = module == own or module.startswith((*plain, f"{base}.reference"))
                 outside = module.split(".")[0]
                 where = f"{path.relative_to(ROOT)}:{line}: {module}"
                 assert ours or outside == "torch" or outside in sys.stdlib_module_names, where
@@ -153,7 +155,7 @@ def test_nothing_includes_torch():
 
 
 def test_direction_of_includes():
-    """core knows no family, families know core and themselves, only bind knows all.
+    """core knows no family, families know core, themselves and what others build on (slicing), only bind knows all.
 
     core/gpu.cuh is where CUDA's own headers or the emulator's come in.
     """
@@ -162,6 +164,8 @@ def test_direction_of_includes():
     for path in cxx_files():
         own = path.relative_to(ROOT / "csrc").parts[0]
         allowed = folders if own in ("bind", "simt") else {own, "core"}
+        if own == "delta":
+            allowed = {*allowed, "slicing"}
         if path.name == "gpu.cuh":
             allowed = {*allowed, "simt"}
         for include in includes(path):

@@ -12,6 +12,7 @@ those of `sic_kernels.slicing`.
 """
 
 from .blob import Blob, BlobError, inspect_blob, pack_blob, unpack_blob
+from .block_index import BlockIndex, IndexFull, IndexStats
 from .cache import DeltaKVCache
 from .codec import PRESETS, Codec
 from .fit import fit_templates
@@ -24,9 +25,12 @@ __all__ = [
     "PRESETS",
     "Blob",
     "BlobError",
+    "BlockIndex",
     "Codec",
     "DeltaKVCache",
     "DeltaPages",
+    "IndexFull",
+    "IndexStats",
     "RawTail",
     "Rope",
     "Templates",
