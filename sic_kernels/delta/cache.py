@@ -248,7 +248,8 @@ class DeltaKVCache(PagedRows):
             self._first_index(layer)
 
     def _encode(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, slots: Tensor) -> None:
-        codec, index, coded = self._store[layer].codec, self.index(layer), self.coded_pages(layer)
+        codec, coded = self._store[layer].codec, self.coded_pages(layer)
+        index = self.index(layer)  # of as many pages
         before = int(coded.raw_state[1]) if self.device.type == "cpu" else 0
         encode(codec, k, v, positions, slots, coded, index=index)
         if self.device.type != "cpu":
