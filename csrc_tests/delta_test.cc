@@ -90,7 +90,7 @@ Row unrotated_key(const Row& y, int R) {
 struct Shape {
   int64_t T = 1, group = 4, page = 16, Dk = 64, Dv = 64, length = 150;
   int k_bits = 4, v_bits = 4, rotation = 1, templates = 5, rotary = 0;
-  bool interleaved = false, deviation = false, positions = false, tail = false;
+  bool interleaved = false, positions = false, tail = false;
   double raw = 0.05;  // share of the rows
 };
 
@@ -99,7 +99,7 @@ struct Problem : Shape {
   int64_t B = 2, Hkv = 2, each, pages, S;
   std::mt19937 random;
   std::vector<uint8_t> k_codes, v_codes, tags;
-  std::vector<float> raw_rows, lo, hi, k_deviation, v_deviation, tail_k, tail_v, q, out, lse, k_out, v_out;
+  std::vector<float> raw_rows, lo, hi, tail_k, tail_v, q, out, lse, k_out, v_out;
   std::vector<f16_t> k_centres, v_centres;
   std::vector<int32_t> table, lengths, position, starts;
   std::vector<int32_t> indices, counts;
@@ -115,8 +115,6 @@ struct Problem : Shape {
     for (int64_t i = 0; i < B * S; ++i)
       position.push_back(positions ? static_cast<int32_t>(random() % 640) : static_cast<int32_t>(i % S));
     centres(k_centres, Dk), centres(v_centres, Dv);
-    for (auto [to, D] : {std::pair(&k_deviation, Dk), std::pair(&v_deviation, Dv)})
-      for (int64_t i = 0; i < Hkv * D; ++i) to->push_back(0.5f + uniform());
     angles(lo, 64, 1.0), angles(hi, 10, 64.0);
     k_codes.resize(pages * Hkv * page * code_bytes(Dk, k_bits));
     v_codes.resize(pages * Hkv * page * code_bytes(Dv, v_bits));
@@ -161,10 +159,9 @@ struct Problem : Shape {
     std::copy(row.begin(), row.end(), codes.begin() + slot * static_cast<int64_t>(row.size()));
     return y;
   }
-  Row with_centre(Row x, const std::vector<f16_t>& centres, const std::vector<float>& deviations, int64_t h, int id) {
+  Row with_centre(Row x, const std::vector<f16_t>& centres, int64_t h, int id) {
     const int64_t D = static_cast<int64_t>(x.size());
-    for (int64_t d = 0; d < D; ++d)
-      x[d] = x[d] * (deviation ? deviations[h * D + d] : 1.0f) + to_float(centres[(h * templates + id) * D + d]);
+    for (int64_t d = 0; d < D; ++d) x[d] += to_float(centres[(h * templates + id) * D + d]);
     return x;
   }
   void turn(Row& x, int32_t at) const {
@@ -193,9 +190,9 @@ struct Problem : Shape {
     Tag tag{k_scale.bits, v_scale.bits, static_cast<uint8_t>(random() % templates),
             static_cast<uint8_t>(random() % templates)};
     Row k = unrotated_key(residual(k_bits, Dk, to_float(k_scale), k_codes, slot), rotation);
-    k = with_centre(k, k_centres, k_deviation, h, tag.k_id);
+    k = with_centre(k, k_centres, h, tag.k_id);
     Row v = unrotated_value(residual(v_bits, Dv, to_float(v_scale), v_codes, slot));
-    v = with_centre(v, v_centres, v_deviation, h, tag.v_id);
+    v = with_centre(v, v_centres, h, tag.v_id);
     if (uniform() < raw) {
       const auto entry = static_cast<uint32_t>(raw_rows.size() / (Dk + Dv));
       for (Row* row : {&k, &v})
@@ -240,10 +237,6 @@ struct Problem : Shape {
     c.k_bits = k_bits, c.v_bits = v_bits, c.k_rotation = rotation;
     c.k.centres = view_of(k_centres.data(), DType::f16, Hkv, templates, Dk);
     c.v.centres = view_of(v_centres.data(), DType::f16, Hkv, templates, Dv);
-    if (deviation) {
-      c.k.deviation = view_of(k_deviation.data(), DType::f32, Hkv, Dk);
-      c.v.deviation = view_of(v_deviation.data(), DType::f32, Hkv, Dv);
-    }
     if (rotary) {
       c.rope.lo = view_of(lo.data(), DType::f32, 64, 2, rotary / 2);
       c.rope.hi = c.rope.undo = view_of(hi.data(), DType::f32, 10, 2, rotary / 2);
@@ -368,14 +361,12 @@ Shape shape_of(int bits, int64_t D, int64_t page, int i) {
   s.k_bits = bits, s.v_bits = i % 3 ? bits : kOther[i % 5];
   s.Dk = D, s.Dv = i % 4 == 3 ? 48 : D, s.page = page;
   s.group = i % 5 == 0 ? 1 : i % 5 == 1 ? 2 : i % 5 == 2 ? 3 : i % 5 == 3 ? 4 : 6;
-  s.rotation = i % 3 == 0   ? largest_rotation(D)
-               : i % 3 == 1 ? 1
-                            : std::max(1, std::min(largest_rotation(D), int(D / 16)));
+  s.rotation = i % 3 == 0 ? largest_rotation(D) : i % 3 == 1 ? 1 : std::min(largest_rotation(D), 8);
   while (D % s.rotation) s.rotation /= 2;
   while (s.rotation & (s.rotation - 1)) s.rotation &= s.rotation - 1;
   s.rotary = static_cast<int>(i % 4 == 0 ? D / 2 * 2 : i % 4 == 1 ? D / 4 * 2 : i % 4 == 2 ? D / 2 * 2 : 0);
   s.interleaved = i % 5 == 2;
-  s.deviation = i % 2, s.positions = i % 7 >= 4, s.tail = i % 3 == 1;
+  s.positions = i % 7 >= 4, s.tail = i % 3 == 1;
   s.templates = i % 6 == 5 ? 1 : 5;
   s.length = page == 1 ? 37 : 90;
   return s;
@@ -419,11 +410,11 @@ TEST_P(Delta, AttentionIsTheDefinition) {
 // Kernels of their own for common shapes, with long lists.
 TEST_P(Delta, AttentionIsDecodeThenAttention) {
   for (int bits : {2, 3, 4, 5, 8})
-    for (int64_t D : {64, 96, 128}) {
+    for (int64_t D : {64, 96, 128, 256}) {
       Shape shape;
       shape.Dk = shape.Dv = D, shape.k_bits = shape.v_bits = bits, shape.length = 590,
       shape.rotary = static_cast<int>(D);
-      shape.rotation = D == 96 ? 1 : static_cast<int>(D / 16), shape.raw = 0.01, shape.T = D == 64 ? 2 : 1;
+      shape.rotation = bits == 8 ? largest_rotation(D) : 8, shape.raw = 0.01, shape.T = D == 64 ? 2 : 1;
       Problem p(shape, bits + static_cast<unsigned>(D));
       delta_decode(p.decode_args(), kCpu);
       slicing::AttentionArgs a = p.args().attention;

@@ -10,6 +10,19 @@
 namespace sic::cpu::SIC_ISA {
 namespace {
 
+// Bit i: lane i is all ones.
+SIC_INLINE uint32_t lane_bits(vi mask) {
+#if defined(__AVX512BW__)
+  return _mm512_movepi32_mask(__m512i(mask));
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(bit_cast<__m256>(mask)));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < W; ++i) bits |= static_cast<uint32_t>(mask[i] & 1) << i;
+  return bits;
+#endif
+}
+
 class CodedSource {
  public:
   using Args = delta::AttentionArgs;
@@ -48,8 +61,8 @@ class CodedSource {
     float *plain, *mass;       // per query row: sums of what is not coded, weights by template [kTile]
     float *k_scale, *v_scale;  // of a tile's tokens
     float *one, *row;          // [rows] of 1; a row that is not coded
-    uint8_t *k_id, *v_id, *no_codes;
-    int32_t* position;
+    int32_t *k_id, *v_id, *position;
+    uint8_t* no_codes;
     const char **key_rows, **value_rows, **centres;
     int64_t used;
 
@@ -84,6 +97,7 @@ class CodedSource {
   const int32_t tail_start_;
   Buffers buffers_;
   const Tile* next_ = nullptr;
+  const int32_t* position_ = nullptr;  // of RoPE, by place in the tile
   uint64_t special_[kTile / 64];
   bool plain_used_ = false;
 };
@@ -94,7 +108,7 @@ CodedSource::Buffers::Buffers(const Args& a, int64_t rows, Carver carve) {
   plain = carve.take<float>(rows * Dv), mass = carve.take<float>(rows * kTile);
   k_scale = carve.take<float>(kTile), v_scale = carve.take<float>(kTile);
   one = carve.take<float>(rows), row = carve.take<float>(std::max(Dk, Dv));
-  k_id = carve.take<uint8_t>(kTile), v_id = carve.take<uint8_t>(kTile);
+  k_id = carve.take<int32_t>(kTile), v_id = carve.take<int32_t>(kTile);
   const int64_t code_bytes = std::max(a.pages.k_codes.shape[3], a.pages.v_codes.shape[3]);
   no_codes = carve.take<uint8_t>(std::max<int64_t>(code_bytes, delta::kTagBytes));
   position = carve.take<int32_t>(kTile);
@@ -144,15 +158,17 @@ void CodedSource::begin() {
 }
 
 void CodedSource::place(Tile& tile) const {
+  const CacheRows k = k_codes_, v = v_codes_, tags = tags_;
   for (int j = 0; j < tile.n; ++j) {
+    const auto pos = static_cast<uint32_t>(tile.pos[j]);
     if (in_tail(tile.pos[j])) {
       tile.k[j] = tile.v[j] = tile.tag[j] = buffers_.no_codes;
       continue;
     }
-    const RowPlace row = k_codes_.place(static_cast<uint32_t>(tile.pos[j]));
-    tile.k[j] = reinterpret_cast<const uint8_t*>(k_codes_.at(row));
-    tile.v[j] = reinterpret_cast<const uint8_t*>(v_codes_.at(row));
-    tile.tag[j] = reinterpret_cast<const uint8_t*>(tags_.at(row));
+    const RowPlace row = k.place(pos);
+    tile.k[j] = reinterpret_cast<const uint8_t*>(k.at(row));
+    tile.v[j] = reinterpret_cast<const uint8_t*>(v.at(row));
+    tile.tag[j] = reinterpret_cast<const uint8_t*>(tags.at(row));
   }
 }
 
@@ -166,22 +182,32 @@ void CodedSource::start(Tile& tile, const Tile& next) {
   tile.link(next);
   next_ = &next;
   const Buffers& f = buffers_;
-  f16_t k_scale[kTile], v_scale[kTile];
-  std::memset(special_, 0, sizeof special_);
+  alignas(64) uint32_t scales[kTile];
+  alignas(64) uint16_t ids[kTile];
   for (int j = 0; j < tile.n; ++j) {
-    delta::Tag tag;
-    std::memcpy(&tag, tile.tag[j], sizeof tag);
-    const bool special = tag.k_scale == delta::kRawScale || in_tail(tile.pos[j]);
-    special_[j / 64] |= uint64_t{special} << (j % 64);
-    k_scale[j].bits = special ? 0 : tag.k_scale, v_scale[j].bits = special ? 0 : tag.v_scale;
-    f.k_id[j] = tag.k_id < k_.templates ? tag.k_id : 0, f.v_id[j] = tag.v_id < v_.templates ? tag.v_id : 0;
+    std::memcpy(&scales[j], tile.tag[j], sizeof *scales);
+    std::memcpy(&ids[j], tile.tag[j] + sizeof *scales, sizeof *ids);
   }
-  for (int j = tile.n; j < padded(tile.n); ++j) k_scale[j].bits = v_scale[j].bits = 0, f.k_id[j] = f.v_id[j] = 0;
-  for (int j = 0; j < tile.n; j += W) store(f.k_scale + j, load(k_scale + j)), store(f.v_scale + j, load(v_scale + j));
-  const int32_t* given =
-      a_.positions.given() ? a_.positions.as<const int32_t>() + b_ * a_.positions.stride[0] : nullptr;
-  for (int j = 0; j < tile.n; ++j) f.position[j] = given ? given[tile.pos[j]] : tile.pos[j];
-  for (int j = tile.n; j < padded(tile.n); ++j) f.position[j] = 0;
+  const auto end = static_cast<int>(padded(tile.n));
+  for (int j = tile.n; j < end; ++j) scales[j] = ids[j] = 0, tile.pos[j] = 0;
+  std::memset(special_, 0, sizeof special_);
+  for (int j = 0; j < end; j += W) {
+    const vu both = load_as<vu>(scales + j), id = widen(ids + j);
+    const vi special = ((both & 0xffff) == delta::kRawScale) | (load_as<vi>(tile.pos + j) >= tail_start_);
+    f16_t halves[2][W];
+    store_halves(&halves[0][0].bits, both), store_halves(&halves[1][0].bits, both >> 16);
+    store(f.k_scale + j, bit_cast<vf>(bit_cast<vi>(load(halves[0])) & ~special));
+    store(f.v_scale + j, bit_cast<vf>(bit_cast<vi>(load(halves[1])) & ~special));
+    const vu k_id = id & 0xff, v_id = id >> 8;
+    store_as(f.k_id + j, k_id & (k_id < static_cast<uint32_t>(k_.templates)));
+    store_as(f.v_id + j, v_id & (v_id < static_cast<uint32_t>(v_.templates)));
+    special_[j / 64] |= uint64_t{lane_bits(special)} << (j % 64);
+  }
+  position_ = tile.pos;
+  if (!a_.positions.given()) return;
+  const int32_t* given = a_.positions.as<const int32_t>() + b_ * a_.positions.stride[0];
+  for (int j = 0; j < end; ++j) f.position[j] = in_tail(tile.pos[j]) ? 0 : given[tile.pos[j]];
+  position_ = f.position;
 }
 
 // The key or value of a token that is not coded, as it takes part. An entry that is none reads as zeros.
@@ -196,7 +222,7 @@ void CodedSource::load_special(const Tile& tile, int j, bool value, float* out) 
   const int32_t entry = delta::entry_of(delta::kRawScale, tile.k[j], raw.shape[0]);
   if (entry < 0) return void(std::fill(out, out + D, 0.0f));
   load_row(raw, entry * raw.stride[0] + (value ? k_.D : 0), D, 1, out);
-  if (!value && k_.rope) apply_rope(out, *k_.rope, buffers_.position[j]);
+  if (!value && k_.rope) apply_rope(out, *k_.rope, position_[j]);
 }
 
 void CodedSource::logits(const Tile& tile, Rows& rows, int row, int count, int to) {
@@ -207,7 +233,7 @@ void CodedSource::logits(const Tile& tile, Rows& rows, int row, int count, int t
       for (int i = j; i < j + kKeys && i < next_->n; ++i) prefetch(next_->tag[i]);
     KeyRows keys;
     keys.codes = tile.k + j, keys.bytes = k_bytes_, keys.n = n, keys.fetch = row == 0;
-    keys.scale = f.k_scale + j, keys.id = f.k_id + j, keys.position = f.position + j;
+    keys.scale = f.k_scale + j, keys.id = f.k_id + j, keys.position = position_ + j;
     if (dot_keys_ && count == rows.count && !any_special(j)) {
       dot_keys_(k_, keys, rows.q, rows.Dkp, rows.logits + j, kTile);
       continue;
@@ -285,7 +311,6 @@ void CodedSource::finish(Rows& rows) const {
   for (int r = 0; r < rows.count; ++r) {
     float* acc = rows.acc + r * rows.Dvp;
     unrotate(acc, v_.D);
-    for (int d = 0; v_.deviation && d < v_.D; ++d) acc[d] *= v_.deviation[d];
     for (int d = 0; plain_used_ && d < v_.D; ++d) acc[d] += f.plain[r * CodedHead::stride(v_.D) + d];
   }
   in_row_groups(rows.count, [&](auto R, int r) {

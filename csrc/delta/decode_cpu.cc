@@ -41,8 +41,7 @@ struct Run {
   int n = 0;
   const uint8_t *k[kRun + CodeRows::kAhead], *v[kRun + CodeRows::kAhead], *tag[kRun];
   float k_scale[kRun], v_scale[kRun];
-  uint8_t k_id[kRun], v_id[kRun];
-  int32_t position[kRun];
+  int32_t k_id[kRun], v_id[kRun], position[kRun];
   bool raw[kRun];
 
   void link(const Run& next) {

@@ -9,13 +9,11 @@ namespace sic::cpu::SIC_ISA {
 // What the rows of one head are differences from.
 struct CodedHead {
   int D = 0, bits = 4, templates = 1;
-  const f16_t* centres = nullptr;    // [templates][D]
-  const float* deviation = nullptr;  // [D], or none
+  const f16_t* centres = nullptr;  // [templates][D]
 
   CodedHead(const delta::Templates& t, int bits_, int64_t h)
       : D(static_cast<int>(t.centres.shape[2])), bits(bits_), templates(static_cast<int>(t.centres.shape[1])) {
     centres = t.centres.as<const f16_t>() + h * templates * D;
-    if (t.deviation.given()) deviation = t.deviation.as<const float>() + h * D;
   }
   // Floats between rows: levels come in whole channel groups.
   static int64_t stride(int64_t D) { return delta::lane_channels(D) * delta::kLanes; }
@@ -25,29 +23,29 @@ struct KeyHead : CodedHead {
   int rotation;
   float norm;
   const delta::Rope* rope;
+  bool turns_in_lanes;  // RoPE pairs a channel with one of the same lane
 
   KeyHead(const delta::Codec& c, int64_t h)
       : CodedHead(c.k, c.k_bits, h),
         rotation(static_cast<int>(c.k_rotation)),
         norm(slicing::rotation_norm(rotation)),
-        rope(c.rope.lo.given() ? &c.rope : nullptr) {}
+        rope(c.rope.lo.given() ? &c.rope : nullptr),
+        turns_in_lanes(D % (2 * delta::kLanes) == 0 && !c.rope.interleaved && 2 * c.rope.lo.shape[2] == D) {}
 };
 
-// x <- x * scale, times the deviations, + centre.
+// x <- x * scale + centre.
 inline void add_centre(const CodedHead& head, int id, float scale, float* x) {
   const f16_t* centre = head.centres + int64_t{id} * head.D;
-  const float* deviation = head.deviation;
   int d = 0;
   for (; d + W <= head.D; d += W) {
-    const vf residual = deviation ? load(x + d) * load(deviation + d) : load(x + d);
-    store(x + d, fma(residual, splat(scale), load(centre + d)));
+    store(x + d, fma(load(x + d), splat(scale), load(centre + d)));
   }
-  for (; d < head.D; ++d) x[d] = (deviation ? x[d] * deviation[d] : x[d]) * scale + to_float(centre[d]);
+  for (; d < head.D; ++d) x[d] = x[d] * scale + to_float(centre[d]);
 }
 
 // Code rows [0, n); those kAhead places further on are fetched.
 struct CodeRows {
-  static constexpr int kAhead = 32;
+  static constexpr int kAhead = 64;
   const uint8_t* const* codes;
   int64_t bytes;
   int n;
@@ -59,7 +57,7 @@ struct CodeRows {
 };
 struct KeyRows : CodeRows {
   const float* scale;
-  const uint8_t* id;
+  const int32_t* id;
   const int32_t* position;
 };
 
@@ -112,11 +110,22 @@ void decode_levels(const CodedHead& head, const CodeRows& rows, float* out) {
   }
 }
 
-// One step of the rotation between channel groups, where the distance is at least `first`.
+// Steps of a butterfly between channels of one vector, distances `first` and up; `first` is a power of two.
+SIC_INLINE vf rotate_within(vf x, int first) {
+  if (first <= 1) x = butterfly_step<1>(x);
+  if (first <= 2) x = butterfly_step<2>(x);
+  if constexpr (W >= 8)
+    if (first <= 4) x = butterfly_step<4>(x);
+  if constexpr (W >= 16)
+    if (first <= 8) x = butterfly_step<8>(x);
+  return x;
+}
+
+// The steps between channel groups, of distances `first` and up.
 template <int kDistance, int kGroups>
 SIC_INLINE void rotate_groups(vf* x, int first) {
   if constexpr (kDistance < kGroups && kGroups % (2 * kDistance) == 0) {
-    if (kDistance >= first) {
+    if (first <= kDistance) {
       SIC_UNROLL for (int i = 0; i < kGroups; ++i) {
         if (i & kDistance) continue;
         const vf a = x[i], b = x[i + kDistance];
@@ -129,14 +138,14 @@ SIC_INLINE void rotate_groups(vf* x, int first) {
 
 struct ValueRows : CodeRows {
   const float* scale;
-  const uint8_t* id;
+  const int32_t* id;
 };
 
 // Values as they were before the rotation.
 template <int kBits, int kGroups>
 void decode_values(const CodedHead& head, const ValueRows& rows, float* out) {
 #if defined(__AVX512BW__)
-  if constexpr (kGroups == 4 || kGroups == 8) {
+  if constexpr (kGroups == 4 || kGroups == 8 || kGroups == 16) {
     const LevelReader<kBits> levels(head.D);
     const float* signs = slicing::sketch_signs();
     const float norm = slicing::rotation_norm(head.D);
@@ -144,14 +153,12 @@ void decode_values(const CodedHead& head, const ValueRows& rows, float* out) {
       rows.fetch_ahead(j);
       vf x[kGroups];
       levels.template row<kGroups>(rows.codes[j], 0, x);
-      rotate_groups<1, kGroups>(x, 1);
+      rotate_groups<1, kGroups>(x, 0);
       const f16_t* centre = head.centres + rows.id[j] * (kGroups * W);
       const vf scale = splat(rows.scale[j] * norm);
       SIC_UNROLL for (int i = 0; i < kGroups; ++i) {
-        const vf y = butterfly_step<8>(butterfly_step<4>(butterfly_step<2>(butterfly_step<1>(x[i]))));
-        vf unit = scale * load(signs + W * i);
-        if (head.deviation) unit *= load(head.deviation + W * i);
-        store(out + W * i, fma(y, unit, load(centre + W * i)));
+        const vf y = rotate_within(x[i], 1);
+        store(out + W * i, fma(y, scale * load(signs + W * i), load(centre + W * i)));
       }
     }
     return;
@@ -167,23 +174,22 @@ void decode_values(const CodedHead& head, const ValueRows& rows, float* out) {
 
 // ---- keys ----
 
-// Keys whose rotation and RoPE stay within lanes: no channel leaves its register.
+// Keys whose rotation stays within lanes: no channel leaves its register. RoPE if it does so, too.
 template <int kBits, int kGroups>
 class LaneKeys {
  public:
   SIC_MEMBER_INLINE explicit LaneKeys(const KeyHead& head)
       : levels_(head.D),
-        rope_(head.rope),
+        rope_(head.turns_in_lanes ? head.rope : nullptr),
         centres_(head.centres),
-        deviation_(head.deviation),
         norm_(head.norm),
-        first_(head.rotation == 1 ? kGroups : kGroups / head.rotation) {}
+        first_(head.rotation == 1 ? kGroups * delta::kLanes : head.D / head.rotation) {}
 
   // x[n]: channels 16 n + lane of key j.
   SIC_MEMBER_INLINE void key(const KeyRows& rows, int j, int lane, vf* x) const {
     levels_.template row<kGroups>(rows.codes[j], lane, x);
-    rotate_groups<1, kGroups>(x, first_);
-    if (deviation_) SIC_UNROLL for (int i = 0; i < kGroups; ++i) x[i] *= load(deviation_ + delta::kLanes * i + lane);
+    if (first_ < delta::kLanes) SIC_UNROLL for (int i = 0; i < kGroups; ++i) x[i] = rotate_within(x[i], first_);
+    rotate_groups<1, kGroups>(x, first_ / delta::kLanes);
     const f16_t* centre = centres_ + rows.id[j] * (kGroups * delta::kLanes) + lane;
     const vf scale = splat(rows.scale[j] * norm_);
     SIC_UNROLL for (int i = 0; i < kGroups; ++i) x[i] = fma(x[i], scale, load(centre + delta::kLanes * i));
@@ -206,7 +212,6 @@ class LaneKeys {
   const LevelReader<kBits> levels_;
   const delta::Rope* rope_;
   const f16_t* centres_;
-  const float* deviation_;
   float norm_;
   int first_;
 };
@@ -221,6 +226,7 @@ void decode_keys_by_lanes(const KeyHead& head, const KeyRows& rows, float* out) 
       keys.key(rows, j, lane, x);
       SIC_UNROLL for (int i = 0; i < kGroups; ++i) store(out + delta::kLanes * i + lane, x[i]);
     }
+    if (head.rope && !head.turns_in_lanes) apply_rope(out, *head.rope, rows.position[j]);
   }
 }
 
@@ -272,7 +278,7 @@ template <int kBits, int kGroups, int R>
 void add_levels(const CodedHead& head, const CodeRows& rows, const float* weights, int64_t stride, const float* decay,
                 float* acc, int64_t Dp) {
   constexpr int C = kGroups * R <= 16 ? kGroups : kGroups % (16 / R) == 0 ? 16 / R : kGroups / 2;
-  static_assert(kGroups % C == 0);
+  static_assert(kGroups % C == 0 && kGroups <= 4 * C);
   const LevelReader<kBits> levels(head.D);
   const auto add = [&](auto first) __attribute__((always_inline)) {
     vf sum[R][C];
@@ -293,6 +299,8 @@ void add_levels(const CodedHead& head, const CodeRows& rows, const float* weight
   };
   add(std::integral_constant<int, 0>());
   if constexpr (C < kGroups) add(std::integral_constant<int, C>());
+  if constexpr (2 * C < kGroups) add(std::integral_constant<int, 2 * C>());
+  if constexpr (3 * C < kGroups) add(std::integral_constant<int, 3 * C>());
 }
 #endif
 
@@ -329,6 +337,8 @@ auto with_groups(int D, Body body) {
       return body(std::integral_constant<int, 6>());
     case 128:
       return body(std::integral_constant<int, 8>());
+    case 256:
+      return body(std::integral_constant<int, 16>());
     default:
       return body(std::integral_constant<int, 0>());
   }
@@ -346,14 +356,15 @@ inline ValueDecoder value_decoder(const CodedHead& head) {
   });
 }
 
-inline bool stays_in_lanes(const KeyHead& head) {
-  const bool rotation = head.rotation == 1 || (head.D != 96 && head.D / head.rotation % delta::kLanes == 0);
-  return rotation && (!head.rope || (!head.rope->interleaved && 2 * head.rope->lo.shape[2] == head.D));
+// The rotation leaves no vector of a channel group, but for sums of whole vectors.
+inline bool rotates_in_lanes(const KeyHead& head) {
+  const int stride = head.D / head.rotation;
+  return head.rotation == 1 || ((stride & (stride - 1)) == 0 && (stride >= delta::kLanes || W == delta::kLanes));
 }
 
 inline KeyDecoder key_decoder(const KeyHead& head) {
   return with_bits(head.bits, [&](auto bits) {
-    return with_groups(stays_in_lanes(head) ? head.D : 0, [&](auto groups) -> KeyDecoder {
+    return with_groups(rotates_in_lanes(head) ? head.D : 0, [&](auto groups) -> KeyDecoder {
       if constexpr (groups() == 0)
         return decode_keys<bits()>;
       else
@@ -369,10 +380,10 @@ using LevelSums = void (*)(const CodedHead&, const CodeRows&, const float* weigh
 
 inline KeyDots key_dots([[maybe_unused]] const KeyHead& head, [[maybe_unused]] int64_t rows) {
 #if defined(__AVX512BW__)
-  if (rows > 2 && rows <= 4 && stays_in_lanes(head))
+  if (rows > 2 && rows <= 4 && rotates_in_lanes(head) && (!head.rope || head.turns_in_lanes))
     return with_bits(head.bits, [&](auto bits) {
       return with_groups(head.D, [&](auto groups) -> KeyDots {
-        if constexpr (groups() == 0)
+        if constexpr (groups() == 0 || groups() > 8)
           return nullptr;
         else
           return dot_keys<bits(), groups(), 4>;
