@@ -187,6 +187,8 @@ class DeltaKVCache(PagedRows):
     def index(self, layer: int) -> KeySketch | None:
         """The layer's key sketch; None before calibration. Tokens of the tail have no entries."""
         store = self._store[layer]
+        if store.bits is not None:
+            self.coded_pages(layer)  # as many pages as the block table speaks of
         if store.bits is None or store.norm is None or store.params is None:
             return None
         return KeySketch(
