@@ -242,7 +242,7 @@ void CodedSource::logits(const Tile& tile, Rows& rows, int row, int count, int t
     each_special(j, j + n, [&](int i) { load_special(tile, i, false, f.keys + (i - j) * CodedHead::stride(k_.D)); });
     in_row_groups(count, [&](auto R, int r) {
       tile_logits<float, R()>(rows.q + (row + r) * rows.Dkp, rows.Dkp, f.key_rows, n, rows.Dk,
-                              rows.logits + (row + r) * kTile + j, 0);
+                              rows.logits + (row + r) * kTile + j);
     });
   }
 }
@@ -301,7 +301,7 @@ void CodedSource::values(const Tile& tile, Rows& rows, int row, int count, int f
     decode_levels_(v_, codes, f.values);
     in_row_groups(count, [&](auto R, int r) {
       tile_values<float, R()>(rows.logits + (row + r) * kTile + j, (j == from ? rows.decay : f.one) + row + r,
-                              f.value_rows, 0, codes.n, rows.Dv, rows.acc + (row + r) * rows.Dvp, rows.Dvp, 0);
+                              f.value_rows, 0, codes.n, rows.Dv, rows.acc + (row + r) * rows.Dvp, rows.Dvp);
     });
   }
 }
@@ -315,7 +315,7 @@ void CodedSource::finish(Rows& rows) const {
   }
   in_row_groups(rows.count, [&](auto R, int r) {
     tile_values<f16_t, R()>(f.mass + r * kTile, f.one, f.centres, 0, v_.templates, rows.Dv, rows.acc + r * rows.Dvp,
-                            rows.Dvp, 0);
+                            rows.Dvp);
   });
 }
 

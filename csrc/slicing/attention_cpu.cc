@@ -51,14 +51,14 @@ class CacheSource {
   void start(Tile& tile, const Tile& next) const { tile.link(next); }
   void logits(const Tile& tile, Rows& rows, int row, int count, int to) const {
     in_row_groups(count, [&](auto R, int r) {
-      tile_logits<T, R()>(rows.q + (row + r) * rows.Dkp, rows.Dkp, tile.k, to, rows.Dk, rows.logits + (row + r) * kTile,
-                          row + r == 0 ? kAhead : 0);
+      tile_logits<T, R(), kAhead>(rows.q + (row + r) * rows.Dkp, rows.Dkp, tile.k, to, rows.Dk,
+                                  rows.logits + (row + r) * kTile, row + r == 0);
     });
   }
   void values(const Tile& tile, Rows& rows, int row, int count, int from, int to) const {
     in_row_groups(count, [&](auto R, int r) {
-      tile_values<T, R()>(rows.logits + (row + r) * kTile, rows.decay + row + r, tile.v, from, to, rows.Dv,
-                          rows.acc + (row + r) * rows.Dvp, rows.Dvp, row + r == 0 ? kAhead : 0);
+      tile_values<T, R(), kAhead>(rows.logits + (row + r) * kTile, rows.decay + row + r, tile.v, from, to, rows.Dv,
+                                  rows.acc + (row + r) * rows.Dvp, rows.Dvp, row + r == 0);
     });
   }
   void finish(Rows&) const {}

@@ -36,11 +36,11 @@ struct Positions {
 
 // ---- kernels on one tile ----
 
-// logits[r][j] = q[r] . k[j] for R rows of q (padded to Dp floats) and tile tokens j < n. fetch: the rows that stand so
-// many places further on, too.
-template <class T, int R>
+// logits[r][j] = q[r] . k[j] for R rows of q (padded to Dp floats) and tile tokens j < n. fetch: the rows that stand
+// kAhead places further on, too.
+template <class T, int R, int kAhead = 0>
 SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, int n, int64_t D, float* logits,
-                            int fetch) {
+                            bool fetch = false) {
   constexpr int N = W / R;  // tokens at a time: R * N sums make one vector
   const int64_t whole = D / W * W;
   for (int j = 0; j < n; j += N) {
@@ -50,7 +50,7 @@ SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, in
     for (int64_t d = 0; d < whole; d += W) {
       // A line at a time, between the sums: a burst would fill the queue of outstanding misses and stop the arithmetic.
       if (fetch && d * sizeof(T) % 64 == 0)
-        SIC_UNROLL for (int i = 0; i < N; ++i) prefetch(k[j + i + fetch] + d * sizeof(T));
+        SIC_UNROLL for (int i = 0; i < N; ++i) prefetch(k[j + i + kAhead] + d * sizeof(T));
       vf kv[N];
       SIC_UNROLL for (int i = 0; i < N; ++i) kv[i] = load(row[i] + d);
       SIC_UNROLL for (int r = 0; r < R; ++r) {
@@ -71,9 +71,9 @@ SIC_INLINE void tile_logits(const float* q, int64_t Dp, const char* const* k, in
 }
 
 // acc[r] = acc[r] * decay[r] + sum over j in [from, to) of p[r][j] * v[j].
-template <class T, int R>
+template <class T, int R, int kAhead = 0>
 SIC_INLINE void tile_values(const float* p, const float* decay, const char* const* v, int from, int to, int64_t D,
-                            float* acc, int64_t Dp, int fetch) {
+                            float* acc, int64_t Dp, bool fetch = false) {
   constexpr int C = (W == 16 ? 16 : 8) / R;  // vectors of a row at a time: R * C sums stay in registers
   int64_t d = 0;
   for (; d + C * W <= D; d += C * W) {
@@ -81,7 +81,7 @@ SIC_INLINE void tile_values(const float* p, const float* decay, const char* cons
     SIC_UNROLL for (int r = 0; r < R; ++r) SIC_UNROLL for (int c = 0; c < C; ++c) sum[r][c] =
         load(acc + r * Dp + d + c * W) * splat(decay[r]);
     for (int j = from; j < to; ++j) {
-      if (fetch) prefetch_row(v[j + fetch] + d * sizeof(T), C * W * sizeof(T));
+      if (fetch) prefetch_row(v[j + kAhead] + d * sizeof(T), C * W * sizeof(T));
       const T* row = reinterpret_cast<const T*>(v[j]) + d;
       vf x[C];
       SIC_UNROLL for (int c = 0; c < C; ++c) x[c] = load(row + c * W);
