@@ -67,4 +67,14 @@ RULES = (
     Rule(r"gather_rows_kernel<.*>", HOLDS_1024),
     Rule(r"list_(totals|starts)_kernel", HOLDS_1024),
     Rule(r"merge_kernel<.*>", HOLDS_512, ("LDG.128",)),
+    # coded rows; R = 4: head sizes above 256
+    Rule(r"encode_rows<1, true>", HOLDS_512, ("LDG.128", "IMMA")),
+    Rule(r"encode_rows<.*>", ANY, ("LDG.128", "IMMA")),
+    Rule(r"settle_table", HOLDS_512),
+    Rule(r"write_raw_rows", HOLDS_1024),
+    Rule(r"decode_rows<\w+, 4, \w+>", ANY, ("LDG.128", "STG.128")),
+    Rule(r"decode_rows<.*>", HOLDS_768, ("LDG.128", "STG.128")),
+    Rule(r"attention_codes<\w+>", HOLDS_384, ("LDG.128", "HMMA")),
+    Rule(r"attention_coded_rows<\d, 4, \w+>", ANY, ("LDG.128",)),
+    Rule(r"attention_coded_rows<.*>", HOLDS_384, ("LDG.128",)),
 )

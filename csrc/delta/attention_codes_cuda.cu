@@ -4,8 +4,6 @@
 namespace sic::gpu {
 namespace {
 
-constexpr int64_t kMostTemplates = 128;  // whose weights leave room for three blocks on a multiprocessor
-
 // Row offsets in units of 16 bytes must fit 32 bits.
 bool offsets_fit(const TensorView& codes) {
   int64_t last = 0;
@@ -28,11 +26,8 @@ bool fits_codes_kernel(const delta::AttentionArgs& a) {
   if (a.attention.q.dtype == DType::f32) return false;
   if (!rows_fit(a.pages.k_codes, a.codec.k, a.codec.k_bits) || !rows_fit(a.pages.v_codes, a.codec.v, a.codec.v_bits))
     return false;
-  if (a.codec.v.centres.shape[1] > kMostTemplates || a.codec.v.deviation.given()) return false;
-  if (a.codec.k_rotation > 1 && a.codec.k.deviation.given()) return false;
   if (!rope.hi.given()) return true;
-  return !rope.interleaved && 2 * rope.lo.shape[2] == kCodedDim &&
-         reinterpret_cast<uintptr_t>(rope.hi.data) % 16 == 0;
+  return !rope.interleaved && 2 * rope.lo.shape[2] == kCodedDim && reinterpret_cast<uintptr_t>(rope.hi.data) % 16 == 0;
 }
 
 void attend_codes(const DeltaAttentionParams& p, const SplitPlan& plan, void* stream) {

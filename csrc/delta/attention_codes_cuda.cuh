@@ -5,22 +5,23 @@
 //                  level, turned by RoPE's low table) and has K's words in the order in which the queries lie in shared
 //                  memory. Those are turned back by RoPE's high table, once for the 64 positions that share its row;
 //                  where tokens of a step do not, keys are turned by both.
-//   O^T = V^T P^T  The lane loads 8 bytes, 16 codes, of tokens 2c, 2c + 1, 2c + 8, 2c + 9. Levels enter as 1152 + level;
+//   O^T = V^T P^T  The lane loads 8 bytes, 16 codes, of tokens 2c, 2c + 1, 2c + 8, 2c + 9. Levels enter as 1152 +
+//   level;
 //                  weights (times the token's scale) add up in a row of ones, which takes the offset out again.
 // Sums stay in the rotated space. Weights of a template add up as integers, 2^-16 each: their order does not matter.
 // Once a split, rows are rotated back and the templates added. Raw rows and the tail go by another way, a warp for two
 // query rows, and join as a part of their own.
 //
-// Bound: 134 B a token and head, 9.2 clocks of an SM at 14.5 bytes/clock (H100), 6.5 at 20.7 (H200), and as many of the
-// integer pipe: 18 of its instructions a token at half rate on four schedulers, 9 clocks. All in all 40 issue slots a
-// token without rotation of keys, 60 with all of it.
+// Bound: instructions, of which the integer pipe takes half. A step of 16 tokens executes about 930 of a warp without
+// rotation of keys (450 of them integer, at half rate), 1030 with 8 channels together, 1200 with all: 15 to 19 clocks of
+// an SM a token and head. Memory: 134 B, 9.2 clocks at 14.5 bytes/clock (H100), 6.5 at 20.7 (H200).
 #pragma once
-#include "delta/attention_unpack_cuda.cuh"
 #include "delta/attention_raw_cuda.cuh"
+#include "delta/attention_unpack_cuda.cuh"
 
 namespace sic::gpu {
 
-constexpr float kMassUnit = 65536;  // 2^8 of slack, 64 tokens of a warp: 2^30 at most
+constexpr float kMassUnit = 65536;                             // 2^8 of slack, 64 tokens of a warp: 2^30 at most
 constexpr int kBlockSteps = kSplit / kStep / kAttentionWarps;  // steps of a warp: a row of RoPE's high table
 static_assert(kBlockSteps * kStep == delta::kRopeBlock);
 
@@ -75,6 +76,7 @@ struct CodesWarp {
     const float* angles = p.cache.rope.hi + static_cast<int64_t>(max(to, 0)) * 2 * half + lane_id() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
+      if (n == 2) __syncwarp();  // fewer angles at once
       uint2 x = s.q_plain[n][lane_id()], y = s.q_plain[n + N / 2][lane_id()];
       if (to >= 0) {
         const float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + 16 * n));
@@ -86,7 +88,8 @@ struct CodesWarp {
     }
     __syncwarp();
   }
-  __device__ __forceinline__ static void turn_pair_back(uint32_t& x, uint32_t& y, float c0, float s0, float c1, float s1) {
+  __device__ __forceinline__ static void turn_pair_back(uint32_t& x, uint32_t& y, float c0, float s0, float c1,
+                                                        float s1) {
     const float2 re = unpack_f16x2(x), im = unpack_f16x2(y);
     x = pack_f16x2(re.x * c0 + im.x * s0, re.y * c1 + im.y * s1);
     y = pack_f16x2(im.x * c0 - re.x * s0, im.y * c1 - re.y * s1);
@@ -108,21 +111,19 @@ struct CodesWarp {
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int u = 0; u < 2; ++u)
-        x[n][u] = add_f16x2(widen_levels(level[n], u), kLevelOffset | 0x80008000u);
-    if constexpr (kRotated) rotate_words(x, p.cache.rotation.stride);
+      for (int u = 0; u < 2; ++u) x[n][u] = add_f16x2(widen_levels(level[n], u), kLevelOffset | 0x80008000u);
+    if constexpr (kRotated) {
+      rotate_words(x, p.cache.rotation.stride);
+      __syncwarp();  // the template comes later, for want of registers
+    }
     const float factor = s.k_scale[slot];
     const uint32_t scales = pack_f16x2(factor, factor);
-    const uint2* centre = reinterpret_cast<const uint2*>(p.cache.k.templates.centre(tile.h, s.k_id[slot])) + lane_id() % 4;
+    const uint2* centre =
+        reinterpret_cast<const uint2*>(p.cache.k.templates.centre(tile.h, s.k_id[slot])) + lane_id() % 4;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const uint2 c = __ldg(centre + 4 * n);
-      uint32_t low = scales, high = scales;
-      if constexpr (!kRotated) {
-        const uint2 deviation = s.deviation[n][lane_id() % 4];
-        low = mul_f16x2(low, deviation.x), high = mul_f16x2(high, deviation.y);
-      }
-      x[n][0] = fma_f16x2(x[n][0], low, c.x), x[n][1] = fma_f16x2(x[n][1], high, c.y);
+      x[n][0] = fma_f16x2(x[n][0], scales, c.x), x[n][1] = fma_f16x2(x[n][1], scales, c.y);
     }
   }
   __device__ __forceinline__ void turn_low(int position, KeyWords& x) const {
@@ -141,6 +142,7 @@ struct CodesWarp {
     const float* angles = p.cache.rope.hi + static_cast<int64_t>(to) * 2 * half + lane_id() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
+      __syncwarp();  // one group's angles at a time
       const float4 c = __ldg(reinterpret_cast<const float4*>(angles + 16 * n));
       const float4 sn = __ldg(reinterpret_cast<const float4*>(angles + half + 16 * n));
       turn_words(x[n][0], x[n + 4][0], pack_f16x2(c.x, c.y), pack_f16x2(sn.x, sn.y));
@@ -155,15 +157,15 @@ struct CodesWarp {
     const int first = __shfl_sync(kFullWarp, position[0], 0) / delta::kRopeBlock;
     bool together = true;
     if (p.cache.rope.lo) {
-      together = __all_sync(kFullWarp, position[0] / delta::kRopeBlock == first &&
-                                           position[1] / delta::kRopeBlock == first);
+      together =
+          __all_sync(kFullWarp, position[0] / delta::kRopeBlock == first && position[1] / delta::kRopeBlock == first);
       turn_queries(together ? first : -1);
     } else {
       turn_queries(-1);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (kRotated) __syncwarp();  // else the compiler makes both keys at once, for which registers are short
+      __syncwarp();  // else the compiler makes both keys at once, for which registers are short
       KeyWords x;
       make_key(code[half], slot + 8 * half, x);
       if (p.cache.rope.lo) turn_low(position[half], x);
@@ -320,13 +322,6 @@ __device__ __forceinline__ void stage_coded_queries(const DeltaAttentionParams& 
     s.q_plain[n][lane] = make_uint2(pack_f16x2(x[0], x[1]), pack_f16x2(x[2], x[3]));
   }
   for (int r = tid; r < 8; r += threads) s.reach[r] = row_reach(p, tile, r);
-  const DeviceTemplates& keys = p.cache.k.templates;
-  for (int i = tid; i < kCodedGroups * 4; i += threads) {
-    const int d = i / 4 * 16 + i % 4 * 4;
-    const float* from = keys.deviation ? keys.deviation + tile.h * kCodedDim + d : nullptr;
-    s.deviation[i / 4][i % 4] = from ? make_uint2(pack_f16x2(from[0], from[1]), pack_f16x2(from[2], from[3]))
-                                     : make_uint2(0x3c003c00u, 0x3c003c00u);
-  }
   if (!p.cache.rope.lo) return;
   // A row: cosines, sines; those of lane c of four together.
   for (int i = tid; i < delta::kRopeBlock * 16; i += threads) {
@@ -337,7 +332,8 @@ __device__ __forceinline__ void stage_coded_queries(const DeltaAttentionParams& 
   }
 }
 
-__device__ __forceinline__ void stage_codes(const DeltaAttentionParams& p, const Tile& tile, int split, CodesShared& s) {
+__device__ __forceinline__ void stage_codes(const DeltaAttentionParams& p, const Tile& tile, int split,
+                                            CodesShared& s) {
   const int64_t tail = p.tail.start.data ? p.tail.start[tile.b] : int64_t{0x7fffffff};
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kSplit; i += kAttentionWarps * 32) {
@@ -354,7 +350,8 @@ __device__ __forceinline__ void stage_codes(const DeltaAttentionParams& p, const
     s.v_at[i] = static_cast<uint32_t>((id * p.cache.v.codes.stride[0] + offset * p.cache.v.codes.stride[2]) / 16);
     s.add[i] = raw ? kNone : slot.add;
     s.raw_add[i] = slot.add;
-    s.k_scale[i] = to_float(f16_t{tag.k_scale}) * (p.cache.rotation.log ? power_of_two_norm(p.cache.rotation.log) : 1.0f);
+    s.k_scale[i] =
+        to_float(f16_t{tag.k_scale}) * (p.cache.rotation.log ? power_of_two_norm(p.cache.rotation.log) : 1.0f);
     s.v_scale[i] = to_float(f16_t{tag.v_scale});
     s.k_id[i] = tag.k_id;
     s.v_id[i] = static_cast<uint16_t>(min(int{tag.v_id}, p.cache.v.templates.n - 1));

@@ -10,10 +10,10 @@ constexpr float kSlack = 8;
 
 struct CodesShared {
   union {
-    uint2 q[kAttentionWarps][8][32];         // each lane's words of row g, in the order of K's, turned back by a warp
+    uint2 q[kAttentionWarps][8][32];           // each lane's words of row g, in the order of K's, turned back by a warp
     float sums[kCodedParts][8][kCodedStride];  // of the parts; after the queries have been used
   };
-  uint2 q_plain[8][32], deviation[8][4];
+  uint2 q_plain[8][32];
   uint4 low[delta::kRopeBlock][17];  // cosines and sines of the low table as halves; one more for the banks
   uint32_t k_at[kSplit], v_at[kSplit];
   float add[kSplit], raw_add[kSplit];  // coded rows' and raw rows'
@@ -60,7 +60,8 @@ struct RawRows {
   };
   __device__ __forceinline__ Rows find(int slot) const {
     const int32_t pos = s.pos[slot];
-    if (pos >= tail) return {p.tail.k.at(tile.b, tile.h, pos - tail), p.tail.v.at(tile.b, tile.h, pos - tail), p.tail.type, true};
+    if (pos >= tail)
+      return {p.tail.k.at(tile.b, tile.h, pos - tail), p.tail.v.at(tile.b, tile.h, pos - tail), p.tail.type, true};
     const DevicePages& pages = p.cache.pages;
     const char* code = p.cache.k.codes.at(0, tile.h, 0) + static_cast<uint64_t>(s.k_at[slot]) * 16;
     const int32_t entry = load_entry(code, pages.entries);

@@ -4,7 +4,7 @@
 namespace sic::gpu {
 namespace {
 
-constexpr int64_t kSharedLimit = 160 * 1024;  // of a block, on every device that the kernels are built for
+constexpr int64_t kSharedLimit = 99 * 1024;  // of a block, on every device that the kernels are built for
 
 template <int kRows, int R, bool Uniform>
 bool launch_coded_rows(const DeltaAttentionParams& p, const SplitPlan& plan, void* stream) {

@@ -1,11 +1,11 @@
 // Attention on coded rows, on CUDA cores in f32: any head sizes, bits, types, positions.
 //
-// As attention_simt of slicing, with rows decoded to shared memory first: a warp takes 16 tokens at a time, decodes their
-// keys (as delta_decode does), makes logits with four lanes a token, decodes the values over the keys and adds them up.
-// Head sizes above 256 are decoded four tokens at a time.
+// As attention_simt of slicing, with rows decoded to shared memory first: a warp takes 16 tokens at a time, decodes
+// their keys (as delta_decode does), makes logits with four lanes a token, decodes the values over the keys and adds
+// them up. Head sizes above 256 are decoded two tokens at a time.
 //
-// Bound: instructions. D = 128: a row is decoded by half a warp in about 200 instructions, key and value of a token cost
-// about 60 issue slots on each of an SM's four schedulers, against 134 B or 9 clocks of memory on an H100.
+// Bound: instructions. D = 128: half a warp decodes a key in about 700, a value in about 400; with dots and sums a token
+// takes 600 of a warp, 150 clocks of an SM's four schedulers, against 9 clocks for its 134 B on an H100.
 #pragma once
 #include "delta/attention_cuda.h"
 #include "slicing/attention_simt_cuda.cuh"
@@ -21,7 +21,7 @@ struct RowsShared {
   int row_stride;
 };
 template <int R>
-constexpr int kTileTokens = R == 1 ? kStep : 4;
+constexpr int kTileTokens = R == 1 ? kStep : 2;
 
 template <int R>
 SIC_HD int64_t lay_out(char* base, int rows, int Dk, int Dv, RowsShared* s) {

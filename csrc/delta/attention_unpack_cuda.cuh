@@ -14,8 +14,7 @@ constexpr uint32_t kLevelOffset = 0x64806480u;    // 1152, what a level is too l
 
 constexpr uint32_t level_bytes(int first) {
   uint32_t word = 0;
-  for (int i = 0; i < 4; ++i)
-    word |= static_cast<uint32_t>(delta::kLevels4.level[first + i] + 128) << 8 * i;
+  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(delta::kLevels4.level[first + i] + 128) << 8 * i;
   return word;
 }
 

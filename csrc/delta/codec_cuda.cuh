@@ -9,17 +9,15 @@
 namespace sic::gpu {
 
 struct DeviceTemplates {
-  const f16_t* centres = nullptr;   // [head][n][D]
-  const int8_t* search = nullptr;   // [head][groups][quads][16][4]
+  const f16_t* centres = nullptr;  // [head][n][D]
+  const int8_t* search = nullptr;  // [head][groups][quads][16][4]
   const float *half_norm = nullptr, *mean = nullptr, *step = nullptr, *bound = nullptr;
-  const float* deviation = nullptr;  // optional
   int32_t n = 0, D = 0, groups = 0, quads = 0;
 
   static DeviceTemplates of(const delta::Templates& t) {
     DeviceTemplates d;
     d.centres = t.centres.as<const f16_t>();
     d.n = static_cast<int32_t>(t.centres.shape[1]), d.D = static_cast<int32_t>(t.centres.shape[2]);
-    if (t.deviation.given()) d.deviation = t.deviation.as<const float>();
     if (!t.search.given()) return d;
     d.search = t.search.as<const int8_t>();
     d.groups = static_cast<int32_t>(t.search.shape[1]), d.quads = static_cast<int32_t>(t.search.shape[2]);

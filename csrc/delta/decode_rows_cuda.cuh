@@ -76,7 +76,6 @@ class RowDecoder {
     }
   }
 
-  // From the rotated residual to the row: deviations and template.
   __device__ __forceinline__ void add_template(int64_t h, int id, float (&x)[R][kGroup]) const {
     const DeviceTemplates& t = side_.templates;
     const f16_t* centre = t.centre(h, id);
@@ -86,7 +85,6 @@ class RowDecoder {
       for (int c = 0; c < kGroup; ++c) {
         if (c >= row.size(r)) continue;
         const int d = row.group(r) * kGroup + c;
-        if (t.deviation) x[r][c] = mul_rn(x[r][c], t.deviation[h * t.D + d]);
         x[r][c] = add_rn(x[r][c], to_float(centre[d]));
       }
   }

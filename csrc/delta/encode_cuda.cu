@@ -1,8 +1,8 @@
 // delta_encode on the GPU: rows are coded in parallel, entries of the side table handed out in order, raw rows copied.
 //
-// Floor: rows read once, codes and tags written once: 646 B a token and head at D = 128, bf16, 4 bits; with 64 templates
-// a row's search is 4 mma a warp. What bounds it are the instructions of a row, about 900 a warp for two rows of 128
-// channels, three quarters of them rotation, ordered sums and packing.
+// Floor: rows read once, codes and tags written once: 646 B a token and head at D = 128, bf16, 4 bits; with 64
+// templates a row's search is 4 mma a warp. What bounds it are the instructions of a row, about 900 a warp for two rows
+// of 128 channels, three quarters of them rotation, ordered sums and packing.
 #include "delta/encode_rows_cuda.cuh"
 #include "delta/encode_table_cuda.cuh"
 
@@ -23,8 +23,8 @@ struct EncodeParams {
   DeviceSketch sketch;
   const float* centre = nullptr;  // of the sketch
   int64_t centre_stride = 0, sinks = 0;
-  int32_t* fates = nullptr;       // [row][head], by the keys
-  uint8_t* misfits = nullptr;     // [row][head], by the values
+  int32_t* fates = nullptr;    // [row][head], by the keys
+  uint8_t* misfits = nullptr;  // [row][head], by the values
   int32_t heads = 0, planes = 0, first_side = 0;
   DType type = DType::f32;
 };
@@ -35,6 +35,7 @@ struct EncodeShared {
   Score best[kEncodeWarps][kEncodeRows];
   float factor[kEncodeRows];
   bool finite[kEncodeRows];
+  int32_t D;
 };
 
 // One block's share: kEncodeRows rows of a head.
@@ -49,7 +50,7 @@ struct RowsEncoder {
   const SketchRow<R, Uniform> row;
 
   __device__ __forceinline__ RowsEncoder(const EncodeParams& params, EncodeShared& shared, const EncodeRoom& rows,
-                                         int which)
+                                         int which, int D)
       : p(params),
         side(params.side[which]),
         s(shared),
@@ -57,7 +58,7 @@ struct RowsEncoder {
         keys(which == 0),
         first(blockIdx.x / params.heads * int64_t{kEncodeRows}),
         h(blockIdx.x % params.heads),
-        row(side.templates.D, side.lanes) {}
+        row(D, side.lanes) {}
 
   // Calls body(row of the block) for the rows of this warp; every lane of a warp takes part.
   template <class Body>
@@ -67,30 +68,37 @@ struct RowsEncoder {
   }
   __device__ __forceinline__ int64_t page_of(int64_t slot) const { return slot / p.winners.page; }
 
-  __device__ __forceinline__ void write_sketch(float (&x)[R][kGroup], int64_t slot) const {
+  __device__ __forceinline__ void load(int64_t i, bool live, float (&x)[R][kGroup]) const {
+#pragma unroll
+    for (int g = 0; g < R; ++g)
+      load_floats(p.type, side.rows.at(i, h, 0), row.group(g), live ? row.size(g) : 0, side.wide_rows, x[g]);
+  }
+
+  // The sketch takes a key as it is given.
+  __device__ __forceinline__ void write_sketch(int64_t i, int64_t slot) const {
     float z[R][kGroup];
+    load(i, slot >= 0, z);
     const float* centre = p.centre + h * p.centre_stride;
 #pragma unroll
     for (int r = 0; r < R; ++r)
 #pragma unroll
       for (int c = 0; c < kGroup; ++c)
-        z[r][c] = c < row.size(r) ? sub_rn(x[r][c], centre[row.group(r) * kGroup + c]) : 0.0f;
+        z[r][c] = c < row.size(r) ? sub_rn(z[r][c], centre[row.group(r) * kGroup + c]) : 0.0f;
     const SketchEntry<R> e = sketch_entry(row, z, p.planes);
     if (slot < 0) return;
     const int64_t id = page_of(slot);
     store_entry(row, e, p.planes, static_cast<uint32_t>(p.winners.page),
-                static_cast<uint32_t>(slot - id * p.winners.page), p.sketch.page_bits(id, h), p.sketch.page_norm(id, h));
+                static_cast<uint32_t>(slot - id * p.winners.page), p.sketch.page_bits(id, h),
+                p.sketch.page_norm(id, h));
   }
 
   // The row to shared memory, as numbers and as integers of the search.
   __device__ __forceinline__ void take(const SlotScan& scan, int r) const {
     const int64_t i = first + r, given = i < p.winners.rows ? p.winners.slots[i] : -1;
     const int64_t slot = counts(p.winners, scan, false, i, given, side.lanes) ? given : -1;
+    if (keys && p.sketch.bits) write_sketch(i, slot);
     float x[R][kGroup];
-#pragma unroll
-    for (int g = 0; g < R; ++g)
-      load_floats(p.type, side.rows.at(i, h, 0), row.group(g), slot >= 0 ? row.size(g) : 0, side.wide_rows, x[g]);
-    if (keys && p.sketch.bits) write_sketch(x, slot);
+    load(i, slot >= 0, x);
     if (keys && p.rope.lo)
       turn_key<false>(row, p.rope, p.rope.at(slot >= 0 ? p.positions[i] : 0, p.rope.undo), room.x_row(r), x);
     const bool finite = row.largest(x) < INFINITY;
@@ -116,7 +124,6 @@ struct RowsEncoder {
       for (int c = 0; c < kGroup; ++c) {
         const int d = row.group(g) * kGroup + c;
         x[g][c] = c < row.size(g) ? sub_rn(x[g][c], to_float(centre[d])) : 0.0f;
-        if (t.deviation && c < row.size(g)) x[g][c] = div_rn(x[g][c], t.deviation[h * t.D + d]);
       }
     keys ? rotate_key(row, p.rotation, room.x_row(r), x) : row.rotate(x);
   }
@@ -149,18 +156,23 @@ struct RowsEncoder {
 
 // blockIdx.y: keys or values.
 template <int R, bool Uniform>
-__global__ void __launch_bounds__(kThreads, R == 4 ? 1 : 2) encode_rows(const __grid_constant__ EncodeParams p) {
+__global__ void __launch_bounds__(kThreads, Uniform ? 2 : 1) encode_rows(const __grid_constant__ EncodeParams p) {
   SIC_DYNAMIC_SHARED(char, shared);
   EncodeShared& s = *reinterpret_cast<EncodeShared*>(shared);
   const int which = p.first_side + static_cast<int>(blockIdx.y);
   EncodeRoom room;
   lay_out(shared + (sizeof(EncodeShared) + 15) / 16 * 16, p.side[which].templates.D, &room);
   const SlotScan scan = load_slots(p.winners, s.slots);
-  const RowsEncoder<R, Uniform> rows(p, s, room, which);
-  rows.each_row([&](int r) { rows.take(scan, r); });
+  if (threadIdx.x == 0) s.D = p.side[which].templates.D;
+  {
+    const RowsEncoder<R, Uniform> rows(p, s, room, which, p.side[which].templates.D);
+    rows.each_row([&](int r) { rows.take(scan, r); });
+  }
   __syncthreads();
-  search_templates(rows.side.templates, rows.h, room, s.factor, s.best);
+  search_templates(p.side[which].templates, blockIdx.x % p.heads, room, s.factor, s.best);
   __syncthreads();
+  // With a head size that the compiler has not seen: else it keeps what follows from it in registers all the way.
+  const RowsEncoder<R, Uniform> rows(p, s, room, which, s.D);
   rows.each_row([&](int r) { rows.code(r); });
 }
 

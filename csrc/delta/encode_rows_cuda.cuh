@@ -13,12 +13,13 @@ constexpr int kEncodeRows = 16, kEncodeWarps = 8;
 
 // Levels of 2 to 5 bits as steps: a size is the first one and every step whose threshold is reached. 8 bits: none.
 struct LevelSteps {
-  float units = 0, first = 0, threshold[15] = {}, step[15] = {};
+  float start = 0, first = 0, threshold[15] = {}, step[15] = {};
   int32_t count = 0, half = 0;  // steps; the lowest code of a positive level
+  bool at_largest = false;      // delta::starts_at_largest()
 
   static LevelSteps of(int bits) {
     LevelSteps s;
-    s.units = delta::units_of(bits), s.half = 1 << (bits - 1);
+    s.start = delta::start_of(bits), s.at_largest = delta::starts_at_largest(bits), s.half = 1 << (bits - 1);
     if (bits == 8) return s;
     const int8_t* level = delta::levels_of(bits).level + s.half;
     s.first = level[0], s.count = s.half - 1;
@@ -39,9 +40,9 @@ struct EncodeSide {
 
 // The part of shared memory that is a block's rows.
 struct EncodeRoom {
-  float* x;        // [row][x_stride]: the row, then exchanges of its rotation
-  int8_t* q;       // [row][q_stride]: integers of the search, then codes
-  uint8_t* mask;   // [row][mask_stride]: the top bits of codes
+  float* x;       // [row][x_stride]: the row, then exchanges of its rotation
+  int8_t* q;      // [row][q_stride]: integers of the search, then codes
+  uint8_t* mask;  // [row][mask_stride]: the top bits of codes
   int32_t x_stride, q_stride, mask_stride;
 
   __device__ __forceinline__ float* x_row(int r) const { return x + r * x_stride; }
@@ -150,10 +151,11 @@ __device__ __forceinline__ int nearest_template(const Score (*best)[kEncodeRows]
 
 // ---- levels ----
 
-// Codes of the residuals y, and in their place the sizes of their levels.
+// Codes of the residuals y, a byte each, and the sizes of their levels.
 template <int R, bool Uniform>
 __device__ __forceinline__ void quantise(const SketchRow<R, Uniform>& row, const LevelSteps& levels, float unit,
-                                         const float (&y)[R][kGroup], float (&size)[R][kGroup], int (&code)[R][kGroup]) {
+                                         const float (&y)[R][kGroup], float (&size)[R][kGroup],
+                                         uint32_t (&codes)[R][2]) {
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     float a[kGroup];
@@ -170,12 +172,14 @@ __device__ __forceinline__ void quantise(const SketchRow<R, Uniform>& row, const
       for (int c = 0; c < kGroup; ++c)
         if (a[c] >= threshold) ++m[c], size[r][c] += step;
     }
+    codes[r][0] = codes[r][1] = 0;
 #pragma unroll
     for (int c = 0; c < kGroup; ++c) {
       const bool negative = mul_rn(y[r][c], unit) < 0;
       // 8 bits: levels are codes less 128, and there is one of 0.
-      code[r][c] = negative ? levels.half - m[c] - (levels.count ? 1 : 0) : levels.half + m[c];
-      if (c >= row.size(r)) code[r][c] = 0, size[r][c] = 0;
+      int code = negative ? levels.half - m[c] - (levels.count ? 1 : 0) : levels.half + m[c];
+      if (c >= row.size(r)) code = 0, size[r][c] = 0;
+      codes[r][c / 4] |= static_cast<uint32_t>(code) << (c % 4 * 8);
     }
   }
 }
@@ -187,10 +191,12 @@ __device__ __forceinline__ uint32_t packed_word(const uint8_t* codes, const uint
   const int width = delta::low_bits(bits), low = static_cast<int>(delta::low_field_bytes(D, bits));
   uint32_t word = 0;
   if (width == 8) return *reinterpret_cast<const uint32_t*>(codes + 4 * o);
-  if (4 * o >= low) return 4 * o - low < (D + 7) / 8 && width < bits ? *reinterpret_cast<const uint32_t*>(mask + 4 * o - low) : 0;
+  if (4 * o >= low)
+    return 4 * o - low < (D + 7) / 8 && width < bits ? *reinterpret_cast<const uint32_t*>(mask + 4 * o - low) : 0;
   int first = 0, left = static_cast<int>(delta::lane_channels(D)), at = 4 * o;
   for (;;) {
-    const int n = static_cast<int>(delta::part_channels(left, width)), bytes = static_cast<int>(delta::word_bytes(n, width));
+    const int n = static_cast<int>(delta::part_channels(left, width)),
+              bytes = static_cast<int>(delta::word_bytes(n, width));
     if (at >= delta::kLanes * bytes) {
       at -= delta::kLanes * bytes, first += n, left -= n;
       continue;
@@ -213,10 +219,13 @@ __device__ __forceinline__ void store_word(char* to, uint32_t word, bool wide) {
   }
 }
 
+// The lowest bit of each byte.
+__device__ __forceinline__ uint32_t bits_of_bytes(uint32_t word) { return (word & 0x01010101u) * 0x01020408u >> 24; }
+
 // Codes go through shared memory: a word holds channels 16 apart.
 template <int R, bool Uniform>
 __device__ __forceinline__ void store_codes(const SketchRow<R, Uniform>& row, const EncodeSide& side,
-                                            const EncodeRoom& room, int r, const int (&code)[R][kGroup], char* to,
+                                            const EncodeRoom& room, int r, const uint32_t (&packed)[R][2], char* to,
                                             bool live) {
   auto* const codes = reinterpret_cast<uint8_t*>(room.q_row(r));
   uint8_t* const mask = room.mask_row(r);
@@ -224,13 +233,8 @@ __device__ __forceinline__ void store_codes(const SketchRow<R, Uniform>& row, co
 #pragma unroll
   for (int s = 0; s < R; ++s) {
     const int at = row.group(s) * kGroup;
-    uint32_t word[2] = {}, top = 0;
-#pragma unroll
-    for (int c = 0; c < kGroup; ++c) {
-      word[c / 4] |= static_cast<uint32_t>(code[s][c]) << (c % 4 * 8);
-      top |= static_cast<uint32_t>(code[s][c] >> width & 1) << c;
-    }
-    if (at < room.q_stride - 16) *reinterpret_cast<uint2*>(codes + at) = make_uint2(word[0], word[1]);
+    if (at < room.q_stride - 16) *reinterpret_cast<uint2*>(codes + at) = make_uint2(packed[s][0], packed[s][1]);
+    const uint32_t top = bits_of_bytes(packed[s][0] >> width) | bits_of_bytes(packed[s][1] >> width) << 4;
     if (at < 8 * room.mask_stride) mask[row.group(s)] = static_cast<uint8_t>(top);
   }
   for (int b = (R == 4 ? 128 : row.lanes) + row.lane; b < room.mask_stride; b += row.lanes) mask[b] = 0;
@@ -252,21 +256,22 @@ __device__ __forceinline__ RowCode code_residual(const SketchRow<R, Uniform>& ro
                                                  const EncodeRoom& room, int r, float (&y)[R][kGroup], char* to,
                                                  bool live) {
   float v[R][kGroup], size[R][kGroup];
-  int code[R][kGroup];
+  uint32_t codes[R][2];
 #pragma unroll
   for (int s = 0; s < R; ++s)
 #pragma unroll
     for (int c = 0; c < kGroup; ++c) v[s][c] = mul_rn(y[s][c], y[s][c]);
-  const float square = row.tree_sum(v), deviation = __fsqrt_rn(div_rn(square, static_cast<float>(row.D)));
-  const bool used = deviation > 0 && deviation < INFINITY;
-  const float unit = used ? div_rn(side.levels.units, deviation) : 0.0f;
+  const float square = row.tree_sum(v);
+  const float reach = side.levels.at_largest ? row.largest(y) : __fsqrt_rn(div_rn(square, static_cast<float>(row.D)));
+  const bool used = reach >= delta::kSmallestStart && reach < INFINITY;
+  const float unit = used ? div_rn(side.levels.start, reach) : 0.0f;
   int squares = 0;
 #pragma unroll
   for (int s = 0; s < R; ++s)
 #pragma unroll
     for (int c = 0; c < kGroup; ++c) y[s][c] = used ? y[s][c] : 0.0f;
-  quantise(row, side.levels, unit, y, size, code);
-  store_codes(row, side, room, r, code, to, live);
+  quantise(row, side.levels, unit, y, size, codes);
+  store_codes(row, side, room, r, codes, to, live);
 #pragma unroll
   for (int s = 0; s < R; ++s)
 #pragma unroll

@@ -7,14 +7,14 @@
 
 namespace sic::gpu {
 
-constexpr int kTableItems = 1024;
+constexpr int kTableItems = 512;
 
 struct TableParams {
   DevicePages pages;
   DeviceRope rope;
   IntVector positions, slots;
-  Rows3 k, v;                  // by (row, head)
-  int32_t* fates = nullptr;    // in: delta::fate(); out: the entry + 1 of a row that is kept raw, 0 of the others
+  Rows3 k, v;                // by (row, head)
+  int32_t* fates = nullptr;  // in: delta::fate(); out: the entry + 1 of a row that is kept raw, 0 of the others
   const uint8_t* misfits = nullptr;
   int64_t rows = 0, page = 1;
   int32_t heads = 0;
@@ -144,11 +144,13 @@ static __global__ void __launch_bounds__(kTableItems) settle_table(const __grid_
   p.pages.state[p.pages.state_stride] += s.refused;
 }
 
-// A warp a row: the raw values of those that have an entry, and the stored row that leads to it.
+// A warp a row of a head: the raw values of those that have an entry, and the stored row that leads to it.
 static __global__ void __launch_bounds__(256) write_raw_rows(const __grid_constant__ TableParams p) {
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
-  if (item >= p.rows * p.heads || p.fates[item] == 0) return;
-  const int64_t i = item / p.heads, h = item % p.heads, slot = p.slots[i], id = slot / p.page;
+  const int64_t i = static_cast<int64_t>(blockIdx.x / p.heads) * (blockDim.x / 32) + warp_id(),
+                h = blockIdx.x % p.heads;
+  const int64_t item = i * p.heads + h;
+  if (i >= p.rows || p.fates[item] == 0) return;
+  const int64_t slot = p.slots[i], id = slot / p.page;
   const int64_t offset = slot - id * p.page;
   const int32_t entry = p.fates[item] - 1;
   const DevicePages& pages = p.pages;
@@ -160,7 +162,8 @@ static __global__ void __launch_bounds__(256) write_raw_rows(const __grid_consta
     if (d < p.rope.channels()) x = turned<false>(p.rope, angles, d, x, load_float(p.type, k, p.rope.partner(d)));
     store_float(pages.raw_type, to, d, x);
   }
-  for (int d = lane_id(); d < pages.Dv; d += 32) store_float(pages.raw_type, to, pages.Dk + d, load_float(p.type, v, d));
+  for (int d = lane_id(); d < pages.Dv; d += 32)
+    store_float(pages.raw_type, to, pages.Dk + d, load_float(p.type, v, d));
   char *k_code = pages.k_codes.at(id, h, offset), *v_code = pages.v_codes.at(id, h, offset);
   for (int b = lane_id(); b < pages.k_bytes; b += 32)
     k_code[b] = b < 4 ? static_cast<char>(static_cast<uint32_t>(entry) >> 8 * b) : 0;
@@ -171,7 +174,7 @@ static __global__ void __launch_bounds__(256) write_raw_rows(const __grid_consta
 
 inline void launch_table(const TableParams& p, void* stream) {
   launch(settle_table, dim3(1), kTableItems, 0, stream, p);
-  launch(write_raw_rows, dim3(grid_blocks(slicing::ceil_div(p.rows * p.heads, 8))), 256, 0, stream, p);
+  launch(write_raw_rows, dim3(grid_blocks(slicing::ceil_div(p.rows, 8) * p.heads)), 256, 0, stream, p);
 }
 
 }  // namespace sic::gpu

@@ -24,8 +24,8 @@ void merge_splits(const AttentionParams&, const SplitPlan&, void* stream);
 
 // A kernel over all blocks of the call, `rows` query rows each. Params: AttentionParams, or more than that.
 template <class Params>
-void launch_tiles(void (*kernel)(const Params), Params p, const SplitPlan& plan, int rows,
-                         int64_t shared_bytes, void* stream) {
+void launch_tiles(void (*kernel)(const Params), Params p, const SplitPlan& plan, int rows, int64_t shared_bytes,
+                  void* stream) {
   p.list_tiles = static_cast<int32_t>(slicing::ceil_div(plan.list_rows, rows));
   const int64_t x = int64_t{p.lists} * p.list_tiles * p.Hkv * (p.serial ? 1 : p.splits);
   const unsigned y = static_cast<unsigned>(std::min(p.B, 65535)),
