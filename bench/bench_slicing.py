@@ -16,6 +16,7 @@ from sic_kernels.slicing import benches
 from sic_kernels.slicing.cases import BENCH_RATIOS, BenchShape
 from sic_kernels.testing import assert_close, generator, randn
 
+FAMILY = benches.FAMILY
 CALL_US, IMPORT_S = 3.0, 0.3  # targets
 
 
@@ -28,7 +29,7 @@ def bench_op(name, shape, inputs, run):
 @pytest.mark.parametrize("op", ["sliced", "attend"])
 def bench_ratio(op, ratio, run):
     """Cost over the share of the tokens read: a straight line."""
-    inputs = inputs_of(benches.MAIN)
+    inputs = inputs_of(FAMILY, benches.MAIN)
     run(benches.at_ratio(op, ratio, inputs), inputs.sets, linear=op, ratio=ratio)
 
 

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from sic_kernels.runtime import bench_report, measure
-from sic_kernels.slicing import benches
-from sic_kernels.slicing.cases import BenchShape
+from sic_kernels.runtime.bench_report import Family
 
 SECONDS = {False: 5.0, True: 0.6}  # for one benchmark, peers included
 FEWEST = {False: 7, True: 5}  # turns
@@ -37,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "shape" in metafunc.fixturenames:
-        family = benches.FAMILY
+        family = metafunc.module.FAMILY
         shapes = family.quick if metafunc.config.getoption("quick") else family.shapes
         metafunc.parametrize("shape", shapes, ids=lambda s: s.name, scope="module")
 
@@ -53,15 +52,20 @@ def memory() -> measure.Memory:
     return measure.Memory()
 
 
-@functools.lru_cache(maxsize=1)
-def inputs_of(shape: BenchShape) -> benches.Inputs:
+_inputs: dict[tuple[str, Any], Any] = {}
+
+
+def inputs_of(family: Family, shape: Any) -> Any:
     """One shape at a time: the long ones take gigabytes."""
-    return benches.Inputs(shape)
+    if (family.name, shape) not in _inputs:
+        _inputs.clear()
+        _inputs[family.name, shape] = family.inputs(shape, "cpu")
+    return _inputs[family.name, shape]
 
 
 @pytest.fixture
-def inputs(shape: BenchShape) -> benches.Inputs:
-    return inputs_of(shape)
+def inputs(request: pytest.FixtureRequest, shape: Any) -> Any:
+    return inputs_of(request.module.FAMILY, shape)
 
 
 @pytest.fixture
