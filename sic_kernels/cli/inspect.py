@@ -68,7 +68,8 @@ def _print(path: Path, found: dict[str, Any]) -> None:
         for s in found["sections"]:
             rows.add_row(s["kind"], s["encoding"], f"{s['stored']:,}", f"{s['bytes']:,}")
     else:
-        rows.add_column("tensor"), rows.add_column("shape")
+        rows.add_column("tensor")
+        rows.add_column("shape")
         for name, shape in found["tensors"].items():
             rows.add_row(name, str(shape))
     console.print(rows)

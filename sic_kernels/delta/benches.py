@@ -43,7 +43,7 @@ class CodedInputs(Inputs):
         spread = torch.full((shape.heads,), 1e30)  # no row is an outlier
         templates = [Templates(t.half().to(self.device), spread.to(self.device)) for t in made]
         rope = Rope(5e5, shape.D, max_position=max(1 << 17, shape.length))
-        self.codec = Codec(4, 4, *templates, rope, sinks=0)
+        self.codec = Codec(4, 4, templates[0], templates[1], rope, sinks=0)
         self.pages = DeltaPages.allocate(
             self.codec, self.k_cache.shape[0], shape.page, shape.heads, shape.D, shape.D, self.device, raw_rows=0
         )
@@ -61,7 +61,7 @@ class CodedInputs(Inputs):
     def coded(self, i: int) -> tuple[Codec, DeltaPages, Tensor, Tensor]:
         return self.codec, self.pages, self.tables[i], self.seq_lens
 
-    def prompt(self, tokens: int) -> list[tuple[Tensor, ...]]:
+    def prompt(self, tokens: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """For each set: k, v [tokens,Hkv,D], positions and slots of rows in consecutive pages."""
         found = []
         for i in range(self.sets):
