@@ -15,6 +15,8 @@ from .blob import Blob, BlobError, inspect_blob, pack_blob, unpack_blob
 from .cache import DeltaKVCache
 from .codec import PRESETS, Codec
 from .fit import fit_templates
+from .model_fit import LayerSamples, fit_model_templates
+from .model_templates import ModelTemplates, codecs, preload
 from .ops import RawTail, decode, delta_attention, encode
 from .pages import DeltaPages
 from .rope import Rope
@@ -27,14 +29,19 @@ __all__ = [
     "Codec",
     "DeltaKVCache",
     "DeltaPages",
+    "LayerSamples",
+    "ModelTemplates",
     "RawTail",
     "Rope",
     "Templates",
+    "codecs",
     "decode",
     "delta_attention",
     "encode",
+    "fit_model_templates",
     "fit_templates",
     "inspect_blob",
     "pack_blob",
+    "preload",
     "unpack_blob",
 ]
