@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import slicing
-from ..integrations.transformers import PendingKV, SlicedCache
+from ..integrations.transformers import SlicedCache
 from . import _run
 
 Tensor = torch.Tensor
@@ -86,12 +86,8 @@ class EvalCache(SlicedCache):
             for mine, theirs in zip(self.layers, source.layers):
                 mine.seen = theirs.seen
             return
-        for layer, mine in enumerate(self.layers):
-            k, v = source.pages.row(layer, 0)  # type: ignore[union-attr]
-            mine.seen = k.shape[1]
-            live = self._begin(PendingKV(self, layer, k[None], v[None]), None)
-            self.pages.append(layer, k[None], v[None], live)  # type: ignore[union-attr]
-            self._end(layer)
+        pages: Any = source.pages
+        _run.fill(self, (pages.row(layer, 0) for layer in range(pages.layers)))
 
 
 def score(model: Any, ids: Tensor, cache: Any, dense: list[Tensor], chunk: int, advance: Any) -> dict[str, Tensor]:

@@ -19,11 +19,14 @@ from .model_fit import LayerSamples, fit_model_templates
 from .model_templates import ModelTemplates, codecs, preload
 from .ops import RawTail, decode, delta_attention, encode
 from .pages import DeltaPages
+from .quality import BitChoice, BitReport, QualityReport, bit_report, choose_bits, quality_report
 from .rope import Rope
 from .templates import Templates
 
 __all__ = [
     "PRESETS",
+    "BitChoice",
+    "BitReport",
     "Blob",
     "BlobError",
     "Codec",
@@ -31,9 +34,12 @@ __all__ = [
     "DeltaPages",
     "LayerSamples",
     "ModelTemplates",
+    "QualityReport",
     "RawTail",
     "Rope",
     "Templates",
+    "bit_report",
+    "choose_bits",
     "codecs",
     "decode",
     "delta_attention",
@@ -43,5 +49,6 @@ __all__ = [
     "inspect_blob",
     "pack_blob",
     "preload",
+    "quality_report",
     "unpack_blob",
 ]
