@@ -124,9 +124,9 @@ class ModelTemplates:
         tensors = self._tensors()
         about = {
             "kind": KIND, "version": VERSION, "shape": json.dumps(self.shape.fields()), "weights": self.weights,
-            "meta": json.dumps(dict(self.meta)), "digest": _digest(tensors),
+            "meta": json.dumps(dict(self.meta)),
         }  # fmt: skip
-        save_file(tensors, str(path), metadata=about)
+        save_file(tensors, str(path), metadata={**about, "digest": _digest(tensors, about)})
 
     def _tensors(self) -> dict[str, Tensor]:
         def stack(parts: Any) -> Tensor:
@@ -238,14 +238,15 @@ def _read(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], di
             found = {name: file.get_tensor(name).clone() for name in TENSORS} if tensors else {}
     except (SafetensorError, OSError) as error:
         raise ArgumentError.of("ModelTemplates.load", "path", f"{path} ({error})", _EXPECTED) from error
-    if tensors and _digest(found) != about.get("digest"):
-        got = f"{path} with digest {_digest(found)}"
+    if tensors and _digest(found, about) != about.get("digest"):
+        got = f"{path} with digest {_digest(found, about)}"
         raise ArgumentError.of("ModelTemplates.load", "path", got, f"{about.get('digest')} as recorded")
     return found, about
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """Of all that a file holds but the digest itself."""
+    digest = hashlib.sha256(json.dumps(sorted(pair for pair in about.items() if pair[0] != "digest")).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {describe(tensors[name])}\n".encode())
         digest.update(tensors[name].cpu().contiguous().numpy().tobytes())
