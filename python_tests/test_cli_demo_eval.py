@@ -127,7 +127,8 @@ def test_fit_templates(folder, tmp_path, capsys):
     assert first["bytes"] == (tmp_path / "a").stat().st_size
     assert all(0 < norm < 1 for norm in first["residual_norm_keys"] + first["residual_norm_values"])
     assert "--seed 0" in second["command"]
-    assert main([*argv, "--out", str(tmp_path / "no" / "folder"), "--threads", "1"]) == 1
+    with pytest.raises(SystemExit):
+        main([*argv, "--out", str(tmp_path / "no" / "folder"), "--threads", "1"])
     assert "--out" in capsys.readouterr().err
 
 

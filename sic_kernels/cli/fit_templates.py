@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.language_model import require
-from ..runtime.errors import ArgumentError
+from ._options import count, output_file
 
 OWN = "own"
 SKIPPED = 4  # tokens at the start of a window: sinks, which the cache keeps raw
@@ -26,14 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="own (passages that the model writes itself), a play, python-topics, python:MODULE or a file; may be given "
         "several times (default: own)",
     )
-    parser.add_argument("--tokens", type=int, default=16384, help="tokens in all, shared by the texts (default: 16384)")
-    parser.add_argument("--window", type=int, default=4096, help="tokens that the model reads at once (default: 4096)")
-    parser.add_argument("--count", type=int, default=256, help="templates a head, 1 to 256 (default: 256)")
-    parser.add_argument("--iterations", type=int, default=25, help="of k-means (default: 25)")
-    parser.add_argument("--seed", type=int, default=0, help="of the model's own text and of k-means (default: 0)")
+    parser.add_argument(
+        "--tokens", type=count(8), default=8192, help="tokens in all, shared by the texts (default: 8192)"
+    )
+    parser.add_argument(
+        "--window", type=count(8), default=4096, help="tokens that the model reads at once (default: 4096)"
+    )
+    parser.add_argument("--count", type=count(1, 256), default=256, help="templates a head, 1 to 256 (default: 256)")
+    parser.add_argument("--iterations", type=count(0), default=25, help="of k-means (default: 25)")
+    parser.add_argument("--seed", type=count(0), default=0, help="of the model's own text and of k-means (default: 0)")
     parser.add_argument("--interleaved", action="store_true", help="RoPE turns neighbouring channels (2d, 2d + 1)")
-    parser.add_argument("--out", required=True, help="safetensors file to write")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's)")
+    parser.add_argument("--out", type=output_file, required=True, help="safetensors file to write")
+    parser.add_argument("--threads", type=count(1), default=None, help="CPU threads (default: torch's)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -64,9 +68,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     if args.threads:
         torch.set_num_threads(args.threads)
-    out = Path(args.out)
-    if not out.parent.is_dir():
-        raise ArgumentError.of("fit-templates", "--out", repr(args.out), "a file in a folder that exists")
     texts = args.texts or [OWN]
     with _run.progress() as bar:
         lm = models.load(args.model)
@@ -79,10 +80,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             interleaved=args.interleaved, meta={"command": _command(args, texts), "tokens": tokens},
             advance=lambda n: bar.advance(task, n),
         )  # fmt: skip
-    templates.save(out)
+    templates.save(args.out)
     return {
         "model": lm.name, "layers": templates.shape.layers, "count": args.count, "texts": texts, "tokens": tokens,
-        "residual_norm_keys": norms.keys, "residual_norm_values": norms.values, "bytes": out.stat().st_size,
+        "residual_norm_keys": norms.keys, "residual_norm_values": norms.values, "bytes": args.out.stat().st_size,
         "seconds": time.perf_counter() - start, "command": _command(args, texts),
     }  # fmt: skip
 
