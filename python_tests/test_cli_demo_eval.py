@@ -11,10 +11,10 @@ pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("rich", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 
-import tiny_model  # noqa: E402
+import tiny_model
 
-from sic_kernels.cli import main  # noqa: E402
-from sic_kernels.delta import ModelTemplates  # noqa: E402
+from sic_kernels.cli import main
+from sic_kernels.delta import ModelTemplates
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,10 @@ def test_shapes_of_other_kinds_of_models():
     assert ModelShape.of(config(rope_theta=None)).ropes == (None,) * LAYERS
     shape = ModelShape.of(config(no_rope_layers=[1, 0, 1]))
     assert [rope is None for rope in shape.ropes] == [False, True, False]
-    nested = {"sliding": {"rope_type": "default", "rope_theta": 1e4}, "full": {"rope_type": "default", "rope_theta": 1e6}}
+    nested = {
+        "sliding": {"rope_type": "default", "rope_theta": 1e4},
+        "full": {"rope_type": "default", "rope_theta": 1e6},
+    }
     kinds = ["sliding", "full", "sliding"]
     shape = ModelShape.of(config(rope_theta=None, rope_parameters=nested, layer_types=kinds))
     assert [rope.theta for rope in shape.ropes] == [1e4, 1e6, 1e4]

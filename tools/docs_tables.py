@@ -131,8 +131,9 @@ def _delta_line(row):
         return (row["policy"], "", "", "", row["absent"], "", "", "")
     perplexity = _span_of(row, "perplexity_change", "+.2%") or f"{row['perplexity']:.3f}"
     ratio = _span_of(row, "kl_ratio", ".2f")
-    return (row["policy"], _number(row, "size", ".1%"), _number(row, "sketch", ".1%"), _number(row, "raw_rows", ".2%"), perplexity,
-            _span_of(row, "kl", ".5f"), f"{ratio} of {row['against']}" if ratio else "", _number(row, "agreement", ".1%"))  # fmt: skip
+    sizes = [_number(row, *what) for what in (("size", ".1%"), ("sketch", ".1%"), ("raw_rows", ".2%"))]
+    against = f"{ratio} of {row['against']}" if ratio else ""
+    return (row["policy"], *sizes, perplexity, _span_of(row, "kl", ".5f"), against, _number(row, "agreement", ".1%"))
 
 
 def _quality_line(row):
@@ -214,8 +215,8 @@ def replaced(text, name, content):
 def main(arguments):
     name, *files = arguments
     makers = {
-        "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict, "gpu": gpu,
-        "triton": triton, "readme": readme,
+        "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
+        "gpu": gpu, "triton": triton, "readme": readme,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))

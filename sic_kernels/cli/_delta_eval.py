@@ -90,14 +90,23 @@ class CodedEvalCache(EvalCache):
 
 @torch.inference_mode()
 def evaluate_text(
-    lm: Any, name: str, raw: str, context: int, scored: int, skip: int, templates: delta.ModelTemplates, ratio: float, bar: Any
+    lm: Any,
+    name: str,
+    raw: str,
+    context: int,
+    scored: int,
+    skip: int,
+    templates: delta.ModelTemplates,
+    ratio: float,
+    bar: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Tensor]]]:
     """Lines of the table for one text, and the scores they come from."""
     config, ids = lm.model.config, lm.tokens(raw, context, skip)
     base = SlicedCache(config, slicing.SlicePolicy(max_sliced_T=0), capacity=context + 64, params=templates.params)
     task = bar.add_task(f"{name}: prefill", total=context - scored)
     _run.prefill(lm.model, ids[:, : context - scored], base, lambda n: bar.advance(task, n))
-    prefix = [tuple(x.clone() for x in base.pages.row(layer, 0)) for layer in range(base.pages.layers)]
+    pages: Any = base.pages
+    prefix = [(k.clone(), v.clone()) for k, v in (pages.row(layer, 0) for layer in range(pages.layers))]
     plan_list = plans(config, templates, ratio, context)
     task = bar.add_task(f"{name}: {len(plan_list)} methods", total=scored * len(plan_list))
     rows: list[dict[str, Any]] = []
@@ -117,7 +126,7 @@ def evaluate_text(
             lm.model, ids[:, context - scored :], cache, dense, CHUNK, lambda n: bar.advance(task, n)
         )
         cache.crop(-scored)
-        rows.append({**quality_row(name, plan.label, plan.against, scores), **_sizes(plan, coder, base.pages, context)})
+        rows.append({**quality_row(name, plan.label, plan.against, scores), **_sizes(plan, coder, pages, context)})
     return rows, scores
 
 

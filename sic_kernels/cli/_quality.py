@@ -107,9 +107,7 @@ def score(model: Any, ids: Tensor, cache: Any, dense: list[Tensor], chunk: int, 
     return {"nll": torch.cat(nll), "kl": torch.cat(kl), "same": torch.cat(same).float()}
 
 
-def quality_row(
-    text: str, label: str, against: str | None, scores: dict[str, dict[str, Tensor]]
-) -> dict[str, Any]:
+def quality_row(text: str, label: str, against: str | None, scores: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
     """A line of the table from the scores of all rows so far, by label; the first is dense.
 
     against: label of the row whose KL this one's is held against.

@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-omitted-mass", type=float, default=None, help="recompute a head dense above this estimate"
     )
     parser.add_argument(
-        "--codec", default="k4v4", help="of the coded cache: k4v4, k3v3, k2v2, q8, or none to leave it out (default: k4v4)"
+        "--codec",
+        default="k4v4",
+        help="of the coded cache: k4v4, k3v3, k2v2, q8, or none to leave it out (default: k4v4)",
     )
     parser.add_argument("--templates", help="file that fit-templates wrote (default: the package's, if it has some)")
     parser.add_argument(

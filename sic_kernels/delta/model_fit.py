@@ -65,7 +65,9 @@ def fit_model_templates(
         norms.values.append(residual_norm(values[-1], sample.values))
         if advance is not None:
             advance(1)
-    return ModelTemplates(shape, tuple(keys), tuple(values), tuple(params), weights_digest(model), dict(meta or {})), norms
+    return ModelTemplates(
+        shape, tuple(keys), tuple(values), tuple(params), weights_digest(model), dict(meta or {})
+    ), norms
 
 
 def plain_keys(sample: LayerSamples, rope: Rope | None) -> Tensor:

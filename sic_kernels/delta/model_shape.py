@@ -94,8 +94,8 @@ class ModelShape:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ModelShape:
         ropes = [None if rope is None else Rope(**rope) for rope in fields["ropes"]]
-        numbers = [fields[name] for name in NUMBERS]
-        return cls(str(fields["name"]), *numbers, tuple(ropes[i] for i in fields["rope_of_layer"]))
+        numbers = {name: fields[name] for name in NUMBERS}
+        return cls(name=str(fields["name"]), **numbers, ropes=tuple(ropes[i] for i in fields["rope_of_layer"]))
 
 
 def _ropes(text: Any, layers: int, interleaved: bool) -> tuple[Rope | None, ...]:

@@ -1,8 +1,8 @@
 """Templates of a whole model: every layer's, in one file, with what says which model they belong to.
 
-    templates = sic.delta.ModelTemplates.of(model)             # those that come with the package, or `load(path)`
-    codecs = templates.codecs("k4v4")
-    cache = sic.delta.DeltaKVCache(codecs, params=templates.params)
+templates = sic.delta.ModelTemplates.of(model)             # those that come with the package, or `load(path)`
+codecs = templates.codecs("k4v4")
+cache = sic.delta.DeltaKVCache(codecs, params=templates.params)
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..runtime.log import get_logger
 from ..slicing.types import SketchParams
 from .codec import PRESETS, Codec
 from .model_shape import ModelShape, weights_digest
-from .rope import Rope
 from .templates import Templates, describe
 
 Tensor = torch.Tensor
@@ -97,15 +96,19 @@ class ModelTemplates:
         """A `Codec` for every layer. k_bits, v_bits: in place of the preset's, one number or one a layer; options: of `Codec`."""
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ArgumentError.of("codecs", "preset", repr(preset), "|".join(PRESETS))
+        k_default, v_default, escape = PRESETS[preset]
         layers = self.shape.layers
-        bits = [_per_layer(*pair, layers) for pair in (("k_bits", k_bits, PRESETS[preset][0]), ("v_bits", v_bits, PRESETS[preset][1]))]
-        if PRESETS[preset][2] is not None:
-            options = {"escape": PRESETS[preset][2], **options}
+        k_each, v_each = (
+            _per_layer("k_bits", k_bits, k_default, layers),
+            _per_layer("v_bits", v_bits, v_default, layers),
+        )
+        if escape is not None:
+            options = {"escape": escape, **options}
         ropes = self.shape.ropes
         made = []
         for layer in range(layers):
             k, v = (t[layer] if device is None else t[layer].to(device) for t in (self.keys, self.values))
-            made.append(Codec(bits[0][layer], bits[1][layer], k, v, ropes[layer], **options))
+            made.append(Codec(k_each[layer], v_each[layer], k, v, ropes[layer], **options))
         return made
 
     def check_model(self, model: Any) -> None:
@@ -145,13 +148,11 @@ class ModelTemplates:
         try:
             shape, meta = ModelShape.from_fields(json.loads(about["shape"])), json.loads(about["meta"])
             _check_tensors(tensors, shape)
-            made = cls(
-                shape, *(_layers(tensors, part, shape, meta) for part in ("k", "v")),
-                [SketchParams(c, s) for c, s in zip(tensors["sketch_centre"], tensors["sketch_scale"])], about["weights"], meta,
-            )  # fmt: skip
+            k, v = (tuple(_layers(tensors, part, shape, meta)) for part in ("k", "v"))
+            params = tuple(SketchParams(c, s) for c, s in zip(tensors["sketch_centre"], tensors["sketch_scale"]))
+            return cls(shape, k, v, params, about["weights"], meta)
         except (ValueError, TypeError, AttributeError, KeyError) as error:  # ArgumentError is a ValueError
             raise ArgumentError.of("ModelTemplates.load", "path", f"{path} ({error})", _EXPECTED) from error
-        return made
 
     @classmethod
     def of(cls, model: Any, templates: ModelTemplates | str | Path | None = None) -> ModelTemplates:
@@ -173,7 +174,9 @@ class ModelTemplates:
                 found.check_model(model)
                 return found
             nearest.append(f"{shape.name}: differs in {', '.join(differing)}")
-        got = f"{wanted.name or 'a model'} of another shape than those that come with the package ({'; '.join(nearest)})"
+        got = (
+            f"{wanted.name or 'a model'} of another shape than those that come with the package ({'; '.join(nearest)})"
+        )
         expected = "templates=, a file that `python -m sic_kernels fit-templates` wrote"
         raise ArgumentError.of("codecs", "model", got, expected)
 
@@ -272,5 +275,7 @@ def _per_layer(name: str, bits: int | Sequence[int] | None, default: int, layers
     if bits is None or not isinstance(bits, Sequence):
         return [default if bits is None else bits] * layers
     if len(bits) != layers:
-        raise ArgumentError.of("codecs", name, f"{len(bits)} numbers", f"one number, or one for each of {layers} layers")
+        raise ArgumentError.of(
+            "codecs", name, f"{len(bits)} numbers", f"one number, or one for each of {layers} layers"
+        )
     return list(bits)

@@ -129,8 +129,10 @@ def bit_report(
         k_errors.append(torch.stack([relative(attention(q, row[0], v), exact).mean() for row in rows]))
         v_errors.append(torch.stack([relative(attention(q, k, row[1]), exact).mean() for row in rows]))
     first = codecs[0]
-    sizes = (tuple(code_bytes(dim, bits) for bits in BITS) for dim in (first.Dk, first.Dv))
-    return BitReport(torch.stack(k_errors), torch.stack(v_errors), *sizes, TAG_BYTES, HALF * (first.Dk + first.Dv))
+    k_bytes, v_bytes = (tuple(code_bytes(dim, bits) for bits in BITS) for dim in (first.Dk, first.Dv))
+    return BitReport(
+        torch.stack(k_errors), torch.stack(v_errors), k_bytes, v_bytes, TAG_BYTES, HALF * (first.Dk + first.Dv)
+    )
 
 
 def choose_bits(report: BitReport, *, size: float | None = None, error: float | None = None) -> BitChoice:
@@ -166,8 +168,8 @@ def choose_bits(report: BitReport, *, size: float | None = None, error: float | 
         raise ArgumentError.of("choose_bits", "size", size, f"{bytes_now() / total:.4f} or more: 2 bits everywhere")
     if error is not None and error_now() > target:
         raise ArgumentError.of("choose_bits", "error", error, f"{error_now():.6f} or more: 8 bits everywhere")
-    bits = [[BITS[index] for index in part] for part in chosen]
-    return BitChoice(*bits, bytes_now() / total, error_now())
+    k_bits, v_bits = ([BITS[index] for index in part] for part in chosen)
+    return BitChoice(k_bits, v_bits, bytes_now() / total, error_now())
 
 
 def _target(size: float | None, error: float | None) -> float:
@@ -222,6 +224,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def relative(x: Tensor, exact: Tensor) -> Tensor:
     """f32[Hkv]: norm of the error over the norm, over everything but the heads (second dimension)."""
+
     def total(y: Tensor) -> Tensor:
         return y.double().square().transpose(0, 1).flatten(1).sum(-1).sqrt()
 
@@ -240,7 +243,12 @@ def _checked(op: str, codecs: Any, keys: Any, values: Any, queries: Any) -> list
     for layer, codec in enumerate(codecs):
         k, v = keys[layer], values[layer]
         for name, x, dim in ((f"keys[{layer}]", k, codec.Dk), (f"values[{layer}]", v, codec.Dv)):
-            if not isinstance(x, Tensor) or x.ndim != 3 or tuple(x.shape) != (k.shape[0], codec.heads, dim) or not len(x):
+            if (
+                not isinstance(x, Tensor)
+                or x.ndim != 3
+                or tuple(x.shape) != (k.shape[0], codec.heads, dim)
+                or not len(x)
+            ):
                 raise ArgumentError.of(op, name, describe(x), f"rows [N,{codec.heads},{dim}], N >= 1")
         q = k[-QUERIES:] if queries is None else queries[layer]
         if (not isinstance(q, Tensor) or q.ndim != 3 or q.shape[2] != codec.Dk or q.shape[1] % codec.heads
