@@ -1,4 +1,4 @@
-"""`demo` and `eval slicing` from end to end, on a tiny random model with a tokenizer of its own."""
+"""`demo`, `eval` and `fit-templates` from end to end, on a tiny random model with a tokenizer of its own."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ import json
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
+pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("rich", reason="pip install 'sic_kernels[demo]'")
-tokenizers = pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
+pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 
-from sic_kernels.cli import main  # noqa: E402
+import tiny_model
+
+from sic_kernels.cli import main
+from sic_kernels.delta import ModelTemplates
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model of 2 layers and a tokenizer that knows letters."""
-    path = tmp_path_factory.mktemp("model")
-    vocab = {chr(i): i for i in range(128)} | {"<unk>": 128}
-    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", pad_token="<unk>")
-    fast.save_pretrained(path)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=129, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, pad_token_id=128, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return str(path)
+    return tiny_model.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def templates(folder, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("templates") / "t.safetensors")
+    argv = ["fit-templates", folder, "--tokens", "640", "--window", "320", "--count", "8", "--iterations", "4"]
+    assert main([*argv, "--text", "python:argparse", "--out", path, "--threads", "1"]) == 0
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +90,68 @@ def test_eval_slicing(folder, capsys):
     assert 0.2 <= rows["sketch 20%"]["read_ratio"] < 0.35
     assert 0 <= rows["sketch 20%"]["omitted_coverage"] <= 1
     assert {row["questions"] for row in result["needles"]} == {1}
+
+
+def test_demo_shows_the_coded_cache(folder, templates, capsys):
+    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "600", "--steps", "6", "--ratio", "0.2"]
+    result = run_json(capsys, *argv, "--codec", "q8", "--templates", templates)
+    for side in ("coded", "coded_sliced"):
+        assert result[side]["perplexity"] == pytest.approx(result["dense"]["perplexity"], rel=0.05)
+        assert 0 < result[side]["cache_bytes"] < result["dense"]["cache_bytes"]
+        assert result[side]["sketch_bytes"] > 0
+    assert result["coded"]["greedy_agreement"] == 1.0
+    assert result["coded_sliced"]["kv_bytes"] < result["coded"]["kv_bytes"] < result["dense"]["kv_bytes"]
+    assert main([*argv, "--templates", templates, "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "coded k4v4" in out
+    assert "share of half precision" in out
+
+
+def test_demo_says_why_there_is_no_coded_cache(folder, capsys):
+    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "2", "--threads", "1"]
+    assert main(argv) == 0
+    assert "no coded cache: no templates come with the package for this model" in capsys.readouterr().out
+    assert main([*argv, "--codec", "none"]) == 0
+    assert "coded" not in capsys.readouterr().out
+    assert main([*argv, "--codec", "k9v9"]) == 1
+    assert "--codec" in capsys.readouterr().err
+
+
+def test_fit_templates(folder, tmp_path, capsys):
+    argv = ("fit-templates", folder, "--tokens", "320", "--window", "200", "--count", "8", "--iterations", "3")
+    first, second = (run_json(capsys, *argv, "--out", str(tmp_path / name)) for name in ("a", "b"))
+    a, b = (ModelTemplates.load(tmp_path / name) for name in ("a", "b"))  # the model's own text too is seeded
+    assert (a.keys, a.values, a.params) == (b.keys, b.values, b.params)
+    assert first["texts"] == ["own"]
+    assert first["tokens"] == 320 - 2 * 4
+    assert first["bytes"] == (tmp_path / "a").stat().st_size
+    assert all(0 < norm < 1 for norm in first["residual_norm_keys"] + first["residual_norm_values"])
+    assert "--seed 0" in second["command"]
+    with pytest.raises(SystemExit):
+        main([*argv, "--out", str(tmp_path / "no" / "folder"), "--threads", "1"])
+    assert "--out" in capsys.readouterr().err
+
+
+def test_eval_delta(folder, templates, capsys):
+    argv = ["eval", "delta", "--model", folder, "--text", "python:argparse", "--text", "python:timeit", "--context", "352",
+            "--scored", "96", "--skip", "10", "--ratio", "0.2", "--templates", templates, "--fast"]  # fmt: skip
+    result = run_json(capsys, *argv)
+    rows = {(row["text"], row["policy"]): row for row in result["rows"]}
+    labels = [label for text, label in rows if text == "python:argparse"]
+    assert labels[:7] == ["dense", "fp8 e4m3", "q8_0", "q4_0", "KIVI-4", "KIVI-2", "KIVI-2, 128 raw"]
+    assert labels[-2:] == ["oracle 20%, raw", "delta k4v4, sliced 20%"]
+    for text in ("python:argparse", "python:timeit", "all"):
+        sizes = {label: rows[text, label]["size"] for label in ("fp8 e4m3", "KIVI-2, 128 raw")}
+        assert sizes["fp8 e4m3"] == 0.5
+        assert 0.1875 < sizes["KIVI-2, 128 raw"] < 0.6
+        assert rows[text, "delta k4v4"]["against"] == "fp8 e4m3"
+        assert rows[text, "delta q8"]["kl_low"] <= rows[text, "delta q8"]["kl"] <= rows[text, "delta q8"]["kl_high"]
+        assert rows[text, "delta k4v4"]["sketch"] > 0
+        sliced = rows[text, "delta k4v4, sliced 20%"]
+        assert sliced["kl_ratio_low"] <= sliced["kl_ratio"] <= sliced["kl_ratio_high"]
+    assert result["templates"]["count"] == 8
+    assert main([*argv, "--threads", "1"]) == 0
+    assert "KL / peer's" in capsys.readouterr().out
 
 
 def test_a_text_that_is_too_short_is_an_error(folder, capsys):

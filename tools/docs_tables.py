@@ -5,6 +5,7 @@
     python tools/docs_tables.py speed bench.json         docs/slicing.md from `python -m sic_kernels bench --json`
     python tools/docs_tables.py readme bench.json        README.md: the main lines of the same
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
+    python tools/docs_tables.py delta eval.json          docs/delta.md from `python -m sic_kernels eval delta --json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
     python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`
@@ -20,7 +21,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
-    "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md", "readme": "../README.md",
+    "delta": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md", "readme": "../README.md",
 }  # fmt: skip
 
 
@@ -95,20 +96,51 @@ def quality(result):
     return "\n".join(parts)
 
 
+def _number(row, name, form):
+    return "" if row.get(name) is None else f"{row[name]:{form}}"
+
+
+def _span_of(row, name, form):
+    """A figure with its interval."""
+    if row.get(name) is None:
+        return ""
+    low, high = (row[f"{name.removesuffix('_change')}_{end}"] for end in ("low", "high"))
+    return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def delta(result):
+    """All texts together first, then each."""
+    texts = list(dict.fromkeys(row["text"] for row in result["rows"]))
+    heads = {"all": f"All {len(texts) - 1} texts"}
+    templates = result["templates"]
+    parts = [
+        f"{result['model']}, context {result['context']}, of which the last {result['scored']} tokens of each text are scored, "
+        f"teacher-forced; intervals are 95 %, paired block bootstrap. {templates['count']} templates a head, "
+        f"{templates['bytes'] / 1e6:.1f} MB for all sequences together, made with `{templates['command']}`."
+    ]
+    for text in sorted(texts, key=lambda text: text != "all"):
+        rows = [row for row in result["rows"] if row["text"] == text]
+        lines = [_delta_line(row) for row in rows]
+        header = ("cache", "size", "sketch", "rows raw", "perplexity", "KL to dense", "KL / of", "same token")
+        parts += ["", f"{heads.get(text, f'`{text}`')}:", "", table(header, lines)]
+    return "\n".join(parts)
+
+
+def _delta_line(row):
+    if "absent" in row:
+        return (row["policy"], "", "", "", row["absent"], "", "", "")
+    perplexity = _span_of(row, "perplexity_change", "+.2%") or f"{row['perplexity']:.3f}"
+    ratio = _span_of(row, "kl_ratio", ".2f")
+    sizes = [_number(row, *what) for what in (("size", ".1%"), ("sketch", ".1%"), ("raw_rows", ".2%"))]
+    against = f"{ratio} of {row['against']}" if ratio else ""
+    return (row["policy"], *sizes, perplexity, _span_of(row, "kl", ".5f"), against, _number(row, "agreement", ".1%"))
+
+
 def _quality_line(row):
-    def span(name, form):
-        if row.get(name) is None:
-            return ""
-        low, high = (row[f"{name.removesuffix('_change')}_{end}"] for end in ("low", "high"))
-        return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"
-
-    def number(name, form):
-        return "" if row.get(name) is None else f"{row[name]:{form}}"
-
-    perplexity = span("perplexity_change", "+.2%") or f"{row['perplexity']:.3f}"
-    return (row["text"], row["policy"], number("read_ratio", ".1%"), perplexity, number("kl", ".4f"), span("kl_ratio", ".2f"),
-            number("agreement", ".1%"), number("omitted_true", ".3f"), number("omitted_estimate", ".3f"),
-            number("omitted_coverage", ".1%"))  # fmt: skip
+    perplexity = _span_of(row, "perplexity_change", "+.2%") or f"{row['perplexity']:.3f}"
+    return (row["text"], row["policy"], _number(row, "read_ratio", ".1%"), perplexity, _number(row, "kl", ".4f"),
+            _span_of(row, "kl_ratio", ".2f"), _number(row, "agreement", ".1%"), _number(row, "omitted_true", ".3f"),
+            _number(row, "omitted_estimate", ".3f"), _number(row, "omitted_coverage", ".1%"))  # fmt: skip
 
 
 def predict():
@@ -183,8 +215,8 @@ def replaced(text, name, content):
 def main(arguments):
     name, *files = arguments
     makers = {
-        "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "predict": predict, "gpu": gpu,
-        "triton": triton, "readme": readme,
+        "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
+        "gpu": gpu, "triton": triton, "readme": readme,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))

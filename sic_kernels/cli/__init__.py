@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": ("bench", "run the benchmarks"),
     "eval": ("eval", "measure the quality of a method on a model"),
     "inspect": ("inspect", "show what a blob or a file of templates holds"),
+    "fit-templates": ("fit_templates", "fit the templates of a model's coded cache"),
     "verify-determinism": ("verify_determinism", "run every operation again and again and compare the bits"),
     "cmakedir": ("cmakedir", "print the directory for find_package(sic_kernels)"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -47,6 +47,18 @@ def prefill(model: Any, ids: Tensor, cache: Any, advance: Advance) -> None:
         for chunk in ids.split(PREFILL_CHUNK, dim=1):
             model.base_model(input_ids=chunk, cache=cache, use_cache=True)
             advance(chunk.shape[1])
+
+
+def fill(cache: adapter.SlicedCache, rows: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Put keys and values `[Hkv,n,D]` of every layer into an empty cache, as one step of one sequence."""
+    with torch.inference_mode():
+        for layer, (k, v) in enumerate(rows):
+            cache.layers[layer].seen = k.shape[1]
+            pending = adapter.PendingKV(cache, layer, k[None], v[None])
+            live = cache._begin(pending, None)
+            assert cache.pages is not None
+            cache.pages.append(layer, pending.k, pending.v, live)
+            cache._end(layer)
 
 
 def teacher_forced(model: Any, ids: Tensor, cache: Any, chunk: int, advance: Advance) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""`python -m sic_kernels demo`: a real model over a real text, decoded dense and with sliced attention."""
+"""`python -m sic_kernels demo`: a real model over a real text, decoded dense, with sliced attention, and on a coded cache."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-omitted-mass", type=float, default=None, help="recompute a head dense above this estimate"
     )
     parser.add_argument(
+        "--codec",
+        default="k4v4",
+        help="of the coded cache: k4v4, k3v3, k2v2, q8, or none to leave it out (default: k4v4)",
+    )
+    parser.add_argument("--templates", help="file that fit-templates wrote (default: the package's, if it has some)")
+    parser.add_argument(
         "--shadow", action="store_true", help="run dense beside sliced in every layer and report agreement"
     )
 
@@ -41,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Prefill once; decode the text's own continuation dense (torch, DynamicCache) and sliced; compare."""
+    """Prefill once; decode the text's own continuation dense (torch, DynamicCache), sliced, and on codes; compare."""
     import torch
 
     from .. import models
@@ -55,6 +61,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         loading = bar.add_task("load the model", total=1)
         lm = models.load(args.model)
         ids = lm.tokens(models.text(args.text), args.context + args.steps + 1)
+        templates, why_not = _templates(lm.model, args)
         bar.advance(loading)
         options = {name: value for name, value in (("ratio", args.ratio), ("max_omitted_mass", args.max_omitted_mass))
                    if value is not None}  # fmt: skip
@@ -66,14 +73,72 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         _run.prefill(lm.model, context, cache, lambda n: bar.advance(task, n))
         prefill_seconds = time.perf_counter() - start
-        dense_cache = _dense_copy(cache, lm.model.config)
-        task = bar.add_task(f"decode {args.steps} tokens dense", total=args.steps)
-        dense = _decode(lm.model, "sdpa", dense_cache, continuation, lambda n: bar.advance(task, n))
-        del dense_cache
+
+        def decode(what: str, implementation: str, with_cache: Any) -> dict[str, Any]:
+            task = bar.add_task(f"decode {args.steps} tokens {what}", total=args.steps)
+            return _decode(lm.model, implementation, with_cache, continuation, lambda n: bar.advance(task, n))
+
+        sides = {"dense": decode("dense", "sdpa", _dense_copy(cache, lm.model.config))}
+        sides["dense"]["cache_bytes"] = (args.context + args.steps) * _token_bytes(cache.pages)
+        if templates is not None:
+            for name, selecting in (("coded", None), ("coded_sliced", _token_policy(args))):
+                coded = _coded_copy(cache, lm.model.config, templates, selecting, args)
+                sides[name] = decode(name.replace("_", ", "), "sic_sliced", coded)
+                sides[name].update(_coded_sizes(coded, args.steps))
+                del coded
         cache.clear_stats()
-        task = bar.add_task(f"decode {args.steps} tokens sliced", total=args.steps)
-        sliced = _decode(lm.model, "sic_sliced", cache, continuation, lambda n: bar.advance(task, n))
-    return _result(args, lm, policy, cache, prefill_seconds, dense, sliced)
+        sides["sliced"] = decode("sliced", "sic_sliced", cache)
+    result = _result(args, lm, policy, cache, prefill_seconds, sides)
+    return {**result, "codec": None if templates is None else args.codec, "codec_absent": why_not}
+
+
+def _templates(model: Any, args: argparse.Namespace) -> tuple[Any, str | None]:
+    """Templates for the coded cache, or None and why."""
+    from .. import delta
+    from ..runtime.errors import ArgumentError
+
+    if args.codec == "none":
+        return None, None
+    if args.codec not in delta.PRESETS:
+        raise ArgumentError.of("demo", "--codec", repr(args.codec), "|".join([*delta.PRESETS, "none"]))
+    if args.templates:
+        return delta.ModelTemplates.of(model, args.templates), None
+    try:
+        return delta.ModelTemplates.of(model), None
+    except ArgumentError:
+        return None, "no templates come with the package for this model: make some with fit-templates, give --templates"
+
+
+def _token_policy(args: argparse.Namespace) -> Any:
+    """What the coded, sliced cache reads; it selects by tokens and recomputes nothing."""
+    from ..slicing import SlicePolicy
+
+    return SlicePolicy() if args.ratio is None else SlicePolicy(ratio=args.ratio)
+
+
+def _coded_copy(cache: Any, config: Any, templates: Any, policy: Any, args: argparse.Namespace) -> Any:
+    """A coded cache of the same tokens, so that the prompt is computed once."""
+    from ..integrations.delta import DeltaCache
+    from . import _run
+
+    capacity = args.context + args.steps + 16
+    coded = DeltaCache(config, templates.codecs(args.codec), policy, params=templates.params, capacity=capacity)
+    _run.fill(coded, (cache.pages.row(layer, 0) for layer in range(cache.pages.layers)))
+    return coded
+
+
+def _token_bytes(pages: Any) -> int:
+    """Of one token in all layers, in the type that the pages have."""
+    return pages.layers * pages.kv_heads * pages.plain_row_bytes
+
+
+def _coded_sizes(coded: Any, steps: int) -> dict[str, Any]:
+    """Bytes held, the sketch apart, and read by a step."""
+    stats, parts = coded.stats(), coded.pages.nbytes_by_part()
+    sketch = parts.pop("index")
+    held = sum(parts.values())
+    read = stats.bytes_read / steps if stats.bytes_dense else held
+    return {"cache_bytes": held, "sketch_bytes": sketch, "kv_bytes": read}
 
 
 def _dense_copy(cache: Any, config: Any) -> Any:
@@ -112,20 +177,26 @@ def _decode(model: Any, implementation: str, cache: Any, ids: Any, advance: Any)
 
 
 def _result(
-    args: Any, lm: Any, policy: Any, cache: Any, prefill_seconds: float, dense: dict[str, Any], sliced: dict[str, Any]
+    args: Any, lm: Any, policy: Any, cache: Any, prefill_seconds: float, sides: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     import torch
 
     from .._version import __version__
 
-    stats = cache.stats()
-    agree = [a == b for a, b in zip(dense.pop("greedy"), sliced.pop("greedy"))]
-    dense.pop("nll"), sliced.pop("nll")
+    stats, dense = cache.stats(), sides["dense"]
+    greedy = dense["greedy"]
+    for side in sides.values():
+        agree = [a == b for a, b in zip(greedy, side.pop("greedy"))]
+        side.pop("nll")
+        side["greedy_agreement"] = sum(agree) / len(agree)
+    parts = cache.pages.nbytes_by_part()
     # every step of every layer counts: layers that the policy keeps dense read all
     dense["kv_bytes"] = stats.bytes_dense / args.steps
-    sliced["kv_bytes"] = stats.bytes_read / args.steps
+    sides["sliced"].update(
+        kv_bytes=stats.bytes_read / args.steps, sketch_bytes=parts["index"], cache_bytes=sum(parts.values()) - parts["index"]
+    )  # fmt: skip
     if args.shadow:  # the answers of a shadow run are dense: only the comparison is of interest
-        sliced["attention_error"] = stats.shadow_error
+        sides["sliced"]["attention_error"] = stats.shadow_error
     return {
         "version": __version__,
         "model": lm.name,
@@ -136,16 +207,21 @@ def _result(
         "threads": torch.get_num_threads(),
         "shadow": args.shadow,
         "prefill_seconds": prefill_seconds,
-        "dense": dense,
-        "sliced": sliced,
-        "greedy_agreement": sum(agree) / len(agree),
+        **sides,
+        "greedy_agreement": sides["sliced"]["greedy_agreement"],
         "omitted_mass_max": stats.omitted_max,
         "omitted_mass_mean": stats.omitted_mean,
         "hit_ratio": stats.hit_ratio,
         "head_steps": stats.totals,
         "fallbacks": {str(layer): heads for layer, heads in enumerate(stats.fallback_heads) if heads},
-        "cache_bytes": cache.pages.nbytes_by_part(),
+        "cache_bytes": parts,
+        "half_bytes": _half_bytes(cache.pages, args.context + args.steps),
     }
+
+
+def _half_bytes(pages: Any, tokens: int) -> int:
+    """Of so many tokens in half precision: what sizes are compared with."""
+    return tokens * pages.layers * pages.kv_heads * (pages.head_dim + pages.v_head_dim) * 2
 
 
 def _print_table(result: dict[str, Any]) -> None:
@@ -153,34 +229,43 @@ def _print_table(result: dict[str, Any]) -> None:
 
     from ._run import wide_console
 
-    dense, sliced = result["dense"], result["sliced"]
+    dense = result["dense"]
+    name, share = "shadow" if result["shadow"] else "sliced", f"{result['ratio']:.0%}"
+    titles = {"dense": "dense (torch SDPA)", "sliced": f"{name} {share}", "coded": f"coded {result['codec']}",
+              "coded_sliced": f"coded, sliced {share}"}  # fmt: skip
+    shown = [side for side in titles if side in result]
+    sides = [result[side] for side in shown]
     title = f"{result['model']}, {result['text']}, {result['context']} tokens of context, {result['threads']} threads"
     table = Table(title=title, caption=_caption(result), caption_justify="left")
     table.add_column("")
-    table.add_column("dense (torch SDPA)", justify="right")
-    name = "shadow" if result["shadow"] else "sliced"
-    table.add_column(f"{name} {result['ratio']:.0%}", justify="right")
-    table.add_column("", justify="right")
-    table.add_row(
-        "decode, ms per token", *_pair(dense, sliced, "step_ms", "{:.1f}"), _times(dense, sliced, "step_ms", "faster")
-    )
-    p50_p99 = [f"{side['step_p50_ms']:.1f} / {side['step_p99_ms']:.1f}" for side in (dense, sliced)]
-    table.add_row("  P50 / P99 of it", *p50_p99, "")
-    attention = _times(dense, sliced, "attention_ms", "faster")
-    table.add_row("attention, ms per token", *_pair(dense, sliced, "attention_ms", "{:.2f}"), attention)
-    read = _times(dense, sliced, "kv_bytes", "fewer")
-    table.add_row("KV and index read, MB per token", *_pair(dense, sliced, "kv_bytes", "{:.2f}", 1e-6), read)
-    change = f"{sliced['perplexity'] / dense['perplexity'] - 1:+.2%}"
-    table.add_row("perplexity, teacher-forced", *_pair(dense, sliced, "perplexity", "{:.3f}"), change)
-    table.add_row("greedy tokens that agree", "", f"{result['greedy_agreement']:.1%}", "")
+    for side in shown:
+        table.add_column(titles[side], justify="right")
+
+    def line(what: str, cell: Any) -> None:
+        table.add_row(what, *(cell(side) for side in sides))
+
+    def against_dense(key: str, form: str, word: str, scale: float = 1.0) -> Any:
+        return lambda side: form.format(side[key] * scale) + _times(dense, side, key, word)
+
+    line("decode, ms per token", against_dense("step_ms", "{:.1f}", "faster"))
+    line("  P50 / P99 of it", lambda side: f"{side['step_p50_ms']:.1f} / {side['step_p99_ms']:.1f}")
+    line("attention, ms per token", against_dense("attention_ms", "{:.2f}", "faster"))
+    line("KV and index read, MB per token", against_dense("kv_bytes", "{:.2f}", "fewer", 1e-6))
+    half = result["half_bytes"]
+    line("cache, MB (share of half precision)",
+         lambda side: f"{1e-6 * side['cache_bytes']:.1f} ({side['cache_bytes'] / half:.1%})")  # fmt: skip
+    line("  its key sketch", lambda side: f"{1e-6 * side['sketch_bytes']:.1f}" if "sketch_bytes" in side else "")
+    line("perplexity, teacher-forced", lambda side: f"{side['perplexity']:.3f}" + (
+        "" if side is dense else f" ({side['perplexity'] / dense['perplexity'] - 1:+.2%})"))  # fmt: skip
+    line("greedy tokens that agree", lambda side: "" if side is dense else f"{side['greedy_agreement']:.1%}")
+    sliced = result["sliced"]
     if result["omitted_mass_max"] is not None:
-        table.add_row("omitted mass, largest / mean estimate", "",
-                      f"{result['omitted_mass_max']:.3f} / {result['omitted_mass_mean']:.4f}", "")  # fmt: skip
+        estimate = f"{result['omitted_mass_max']:.3f} / {result['omitted_mass_mean']:.4f}"
+        line("omitted mass, largest / mean estimate", lambda side: estimate if side is sliced else "")
     if "attention_error" in sliced:
         worst = max(range(len(sliced["attention_error"])), key=sliced["attention_error"].__getitem__)
-        table.add_row(
-            "largest error of attention output", "", f"{sliced['attention_error'][worst]:.3f}", f"layer {worst}"
-        )
+        largest = f"{sliced['attention_error'][worst]:.3f} (layer {worst})"
+        line("largest error of attention output", lambda side: largest if side is sliced else "")
     wide_console().print(table)
 
 
@@ -193,18 +278,16 @@ def _caption(result: dict[str, Any]) -> str:
         lines += ["recomputed dense: " + "; ".join(shown) + (" ..." if len(result["fallbacks"]) > 12 else "")]
     else:
         lines += ["recomputed dense: none"]
+    if result["codec_absent"]:
+        lines += [f"no coded cache: {result['codec_absent']}"]
     return "\n".join(lines)
 
 
-def _pair(dense: dict[str, Any], sliced: dict[str, Any], key: str, form: str, scale: float = 1.0) -> list[str]:
-    return [form.format(side[key] * scale) for side in (dense, sliced)]
-
-
-def _times(dense: dict[str, Any], sliced: dict[str, Any], key: str, word: str) -> str:
-    if not sliced[key]:
+def _times(dense: dict[str, Any], side: dict[str, Any], key: str, word: str) -> str:
+    if side is dense or not side[key]:
         return ""
-    ratio = dense[key] / sliced[key]
-    return f"{ratio:.1f}x {word}" if ratio >= 1 else f"{1 / ratio:.1f}x {_OPPOSITE[word]}"
+    ratio = dense[key] / side[key]
+    return f" ({ratio:.1f}x {word})" if ratio >= 1 else f" ({1 / ratio:.1f}x {_OPPOSITE[word]})"
 
 
 _OPPOSITE = {"faster": "slower", "fewer": "more"}

@@ -1,4 +1,4 @@
-"""`python -m sic_kernels eval slicing`: what reading a slice of the cache costs in quality, on a real model."""
+"""`python -m sic_kernels eval slicing|delta`: what reading a slice of the cache, or coding it, costs in quality."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_TEXTS = ("hamlet", "python-topics", "python:_pydecimal")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("method", choices=["slicing"], help="what to measure")
+    parser.add_argument("method", choices=["slicing", "delta"], help="what to measure")
     add_model_arguments(parser, "tokens in all, the scored ones last")
     parser.add_argument("--text", dest="texts", action="append",
                         help=f"may be given several times (default: {', '.join(DEFAULT_TEXTS)})")  # fmt: skip
@@ -29,11 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="ratios",
         type=share,
         action="append",
-        help="share of the cache to read; may be given several times (default: 0.12 and 0.06)",
+        help="share of the cache to read; slicing: may be given several times (default: 0.12 and 0.06; delta: 0.06)",
     )
     parser.add_argument(
-        "--needles", type=count(0, 12), default=12, help="needle questions per text, 0 to 12 (default: 12)"
+        "--needles", type=count(0, 12), default=12, help="slicing: questions per text, 0 to 12 (default: 12)"
     )
+    parser.add_argument("--templates", help="delta: file that fit-templates wrote (default: the package's)")
     parser.add_argument(
         "--fast", action="store_true", help="512 scored tokens, no needles: a smoke test, not a measurement"
     )
@@ -46,31 +47,25 @@ def run(args: argparse.Namespace) -> int:
         args.scored, args.needles = min(args.scored, 512), 0
     if args.scored >= args.context:
         raise ArgumentError(f"--scored: got {args.scored}, expected fewer than the {args.context} tokens of --context")
-    result = measure(args)
+    slicing = args.method == "slicing"
+    result = measure(args) if slicing else measure_delta(args)
     if args.json:
         print(json.dumps(result, indent=1))
     else:
-        _print_tables(result)
+        (_print_tables if slicing else _print_delta)(result)
     return 0
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Every policy on every text; see `_slicing_eval` for the method."""
-    import torch
-
     from .. import models
-    from ..integrations.transformers import enable
     from . import _run, _slicing_eval
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    texts = args.texts or list(DEFAULT_TEXTS)
     plans = _slicing_eval.plans(args.ratios or [0.12, 0.06])
     rows: list[dict[str, Any]] = []
     needles: list[dict[str, Any]] = []
     with _run.progress() as bar:
-        lm = models.load(args.model)
-        enable(lm.model)
+        lm, texts = _start(args)
         for name in texts:
             raw = models.text(name)
             rows += _slicing_eval.evaluate_text(lm, name, raw, args.context, args.scored, args.skip, plans, bar)
@@ -78,10 +73,50 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 needles += _slicing_eval.evaluate_needles(
                     lm, name, raw, args.context, args.skip, args.needles, plans, bar
                 )
-    return {
-        "model": lm.name, "context": args.context, "scored": args.scored, "threads": torch.get_num_threads(),
-        "rows": rows, "needles": needles,
-    }  # fmt: skip
+    return {**_about(args, lm), "rows": rows, "needles": needles}
+
+
+def measure_delta(args: argparse.Namespace) -> dict[str, Any]:
+    """Every way of coding on every text, then over all texts; see `_delta_eval` for the method."""
+    from .. import delta, models
+    from . import _delta_eval, _run
+
+    ratio = args.ratios[0] if args.ratios else 0.06
+    rows: list[dict[str, Any]] = []
+    scores = []
+    with _run.progress() as bar:
+        lm, texts = _start(args)
+        templates = delta.ModelTemplates.of(lm.model, args.templates)
+        for name in texts:
+            lines, of_text = _delta_eval.evaluate_text(
+                lm, name, models.text(name), args.context, args.scored, args.skip, templates, ratio, bar
+            )
+            rows += lines
+            scores.append(of_text)
+    if len(texts) > 1:
+        rows += _delta_eval.over_all_texts(scores, rows)
+    about = {"count": templates.count, "bytes": templates.nbytes(), **templates.meta}
+    return {**_about(args, lm), "templates": about, "rows": rows}
+
+
+def _start(args: argparse.Namespace) -> tuple[Any, list[str]]:
+    """The model, ready for our caches, and the names of the texts."""
+    import torch
+
+    from .. import models
+    from ..integrations.transformers import enable
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    lm = models.load(args.model)
+    enable(lm.model)
+    return lm, args.texts or list(DEFAULT_TEXTS)
+
+
+def _about(args: argparse.Namespace, lm: Any) -> dict[str, Any]:
+    import torch
+
+    return {"model": lm.name, "context": args.context, "scored": args.scored, "threads": torch.get_num_threads()}
 
 
 def _print_tables(result: dict[str, Any]) -> None:
@@ -119,6 +154,31 @@ def _print_tables(result: dict[str, Any]) -> None:
     for row in result["needles"]:
         table.add_row(row["text"], row["policy"], f"{row['as_dense']} of {row['questions']}", f"{row['right']}")
     console.print(table)
+
+
+def _print_delta(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from ._run import wide_console
+
+    title = (
+        f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored, 95 % paired bootstrap; "
+        f"{result['templates']['count']} templates a head"
+    )
+    table = Table(title=title)
+    for name in ("text", "cache"):
+        table.add_column(name)
+    for name in ("size", "sketch", "perplexity", "KL to dense", "KL / peer's", "agree"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        if "absent" in row:
+            table.add_row(row["text"], row["policy"], "", "", row["absent"], "", "", "")
+            continue
+        _, perplexity, kl, ratio, agree = _quality(row)
+        kl = f"{row['kl']:.5f} [{row['kl_low']:.5f}, {row['kl_high']:.5f}]" if kl else ""
+        sizes = [_share(row.get(name)) for name in ("size", "sketch")]
+        table.add_row(row["text"], row["policy"], *sizes, perplexity, kl, ratio, agree)
+    wide_console().print(table)
 
 
 def _quality(row: dict[str, Any]) -> list[str]:

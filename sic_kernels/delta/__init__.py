@@ -16,13 +16,18 @@ from .block_index import BlockIndex, IndexFull, IndexStats
 from .cache import DeltaKVCache
 from .codec import PRESETS, Codec
 from .fit import fit_templates
+from .model_fit import LayerSamples, fit_model_templates
+from .model_templates import ModelTemplates, codecs, preload
 from .ops import RawTail, decode, delta_attention, encode
 from .pages import DeltaPages
+from .quality import BitChoice, BitReport, QualityReport, bit_report, choose_bits, quality_report
 from .rope import Rope
 from .templates import Templates
 
 __all__ = [
     "PRESETS",
+    "BitChoice",
+    "BitReport",
     "Blob",
     "BlobError",
     "BlockIndex",
@@ -31,14 +36,23 @@ __all__ = [
     "DeltaPages",
     "IndexFull",
     "IndexStats",
+    "LayerSamples",
+    "ModelTemplates",
+    "QualityReport",
     "RawTail",
     "Rope",
     "Templates",
+    "bit_report",
+    "choose_bits",
+    "codecs",
     "decode",
     "delta_attention",
     "encode",
+    "fit_model_templates",
     "fit_templates",
     "inspect_blob",
     "pack_blob",
+    "preload",
+    "quality_report",
     "unpack_blob",
 ]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import delta, slicing
+from ..delta import codecs as codecs
 from ..runtime import metrics
 from ..runtime.errors import ArgumentError
 from ..runtime.log import get_logger
