@@ -74,7 +74,8 @@ RULES = (
     Rule(r"write_raw_rows", HOLDS_1024),
     Rule(r"decode_rows<\w+, 4, \w+>", ANY, ("LDG.128", "STG.128")),
     Rule(r"decode_rows<.*>", HOLDS_768, ("LDG.128", "STG.128")),
-    Rule(r"attention_codes<\w+>", HOLDS_384, ("LDG.128", "HMMA")),
+    Rule(r"attention_codes<4, \w+>", HOLDS_384, ("LDG.128", "HMMA")),
+    Rule(r"attention_codes<.*>", ANY, ("LDG.128", "HMMA")),
     Rule(r"attention_coded_rows<\d, 4, \w+>", ANY, ("LDG.128",)),
     Rule(r"attention_coded_rows<.*>", HOLDS_384, ("LDG.128",)),
 )

@@ -14,9 +14,16 @@ bool offsets_fit(const TensorView& codes) {
   return last / 16 < int64_t{1} << 32;
 }
 
-bool rows_fit(const TensorView& codes, const delta::Templates& t, int bits) {
-  return bits == 4 && t.centres.shape[2] == kCodedDim && row_access_bytes(codes) == 16 && offsets_fit(codes) &&
+bool rows_fit(const TensorView& codes, const delta::Templates& t) {
+  return t.centres.shape[2] == kCodedDim && row_access_bytes(codes) == 16 && offsets_fit(codes) &&
          row_access_bytes(t.centres) >= 8;
+}
+
+template <int kBits>
+void launch_codes(const DeltaAttentionParams& p, const SplitPlan& plan, void* stream) {
+  const bool rotated = p.cache.rotation.channels > 1;
+  launch_tiles(rotated ? attention_codes<kBits, true> : attention_codes<kBits, false>, p, plan, 8,
+               int64_t{sizeof(CodesShared)} + int64_t{4} * kAttentionWarps * 8 * p.cache.v.templates.n, stream);
 }
 
 }  // namespace
@@ -24,16 +31,24 @@ bool rows_fit(const TensorView& codes, const delta::Templates& t, int bits) {
 bool fits_codes_kernel(const delta::AttentionArgs& a) {
   const delta::Rope& rope = a.codec.rope;
   if (a.attention.q.dtype == DType::f32) return false;
-  if (!rows_fit(a.pages.k_codes, a.codec.k, a.codec.k_bits) || !rows_fit(a.pages.v_codes, a.codec.v, a.codec.v_bits))
-    return false;
+  const int bits = a.codec.k_bits;
+  if (bits != a.codec.v_bits || bits == 5) return false;
+  if (!rows_fit(a.pages.k_codes, a.codec.k) || !rows_fit(a.pages.v_codes, a.codec.v)) return false;
   if (!rope.hi.given()) return true;
   return !rope.interleaved && 2 * rope.lo.shape[2] == kCodedDim && reinterpret_cast<uintptr_t>(rope.hi.data) % 16 == 0;
 }
 
 void attend_codes(const DeltaAttentionParams& p, const SplitPlan& plan, void* stream) {
-  const int64_t bytes = int64_t{sizeof(CodesShared)} + int64_t{4} * kAttentionWarps * 8 * p.cache.v.templates.n;
-  launch_tiles(p.cache.rotation.channels > 1 ? attention_codes<true> : attention_codes<false>, p, plan, 8, bytes,
-               stream);
+  switch (p.cache.k.bits) {
+    case 2:
+      return launch_codes<2>(p, plan, stream);
+    case 3:
+      return launch_codes<3>(p, plan, stream);
+    case 4:
+      return launch_codes<4>(p, plan, stream);
+    default:
+      launch_codes<8>(p, plan, stream);
+  }
 }
 
 }  // namespace sic::gpu

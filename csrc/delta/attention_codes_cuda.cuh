@@ -1,20 +1,20 @@
-// Attention on coded rows, on tensor cores: 4-bit codes, head size 128, queries f16 or bf16.
+// Attention on coded rows, on tensor cores: 2, 3, 4 or 8 bits, head size 128, queries f16 or bf16.
 //
 // A warp takes 64 tokens of a split, 16 at a time. With lane = 4 g + c:
-//   S = Q K^T      The lane loads 16 bytes, 32 codes, of tokens g and g + 8, makes halves of them (template + scale *
+//   S = Q K^T      The lane loads 32 codes of each of tokens g and g + 8, makes halves of them (template + scale *
 //                  level, turned by RoPE's low table) and has K's words in the order in which the queries lie in shared
 //                  memory. Those are turned back by RoPE's high table, once for the 64 positions that share its row;
 //                  where tokens of a step do not, keys are turned by both.
-//   O^T = V^T P^T  The lane loads 8 bytes, 16 codes, of tokens 2c, 2c + 1, 2c + 8, 2c + 9. Levels enter as 1152 +
-//   level;
-//                  weights (times the token's scale) add up in a row of ones, which takes the offset out again.
+//   O^T = V^T P^T  The lane loads 16 codes of each of tokens 2c, 2c + 1, 2c + 8, 2c + 9. Levels enter as 1152 + level;
+//                  a row of ones adds up the weights, which carry the tokens' scales, and takes the offset out again.
 // Sums stay in the rotated space. Weights of a template add up as integers, 2^-16 each: their order does not matter.
 // Once a split, rows are rotated back and the templates added. Raw rows and the tail go by another way, a warp for two
 // query rows, and join as a part of their own.
 //
-// Bound: instructions, of which the integer pipe takes half. A step of 16 tokens executes about 930 of a warp without
-// rotation of keys (450 of them integer, at half rate), 1030 with 8 channels together, 1200 with all: 15 to 19 clocks of
-// an SM a token and head. Memory: 134 B, 9.2 clocks at 14.5 bytes/clock (H100), 6.5 at 20.7 (H200).
+// Bound: instructions, of which the integer pipe takes half. At 4 bits a step of 16 tokens executes about 930 of a warp
+// without rotation of keys (450 of them integer, at half rate), 1030 with 8 channels together, 1200 with all: 15 to 19
+// clocks of an SM a token and head; 2 bits as many, 3 bits 1300, 8 bits 760. Memory: 134 B, 9.2 clocks at 14.5
+// bytes/clock (H100), 6.5 at 20.7 (H200).
 #pragma once
 #include "delta/attention_raw_cuda.cuh"
 #include "delta/attention_unpack_cuda.cuh"
@@ -26,8 +26,10 @@ constexpr int kBlockSteps = kSplit / kStep / kAttentionWarps;  // steps of a war
 static_assert(kBlockSteps * kStep == delta::kRopeBlock);
 
 // One warp's share of a split.
-template <bool kRotated>
+template <int kBits, bool kRotated>
 struct CodesWarp {
+  using Key = typename LaneCodes<kBits>::Key;
+  using Values = typename LaneCodes<kBits>::Values;
   static constexpr int D = kCodedDim, N = kCodedGroups;
   static constexpr int32_t kNoBlock = -2;
 
@@ -36,7 +38,7 @@ struct CodesWarp {
   CodesShared& s;
   LogitScale to_logit;
   uint32_t* const mass;           // [template][row]
-  const char *k_base, *v_base;    // the lane's first code of the head
+  const char *k_base, *v_base;    // the head's first codes
   float out[N][4];                // channels 16 n + 2 g and the next by rows 2c, 2c + 1
   float rounded[4];               // sums of weights times scales in the same layout
   float sum, base, limit, scale;  // of row g: weights; reference, and where it must follow; scale: of value scales
@@ -45,8 +47,8 @@ struct CodesWarp {
   __device__ __forceinline__ CodesWarp(const DeltaAttentionParams& params, const Tile& where, CodesShared& shared,
                                        uint32_t* masses)
       : p(params), tile(where), s(shared), to_logit(LogitScale::of(params, where.h)), mass(masses) {
-    k_base = p.cache.k.codes.at(0, tile.h, 0) + lane_id() % 4 * 16;
-    v_base = p.cache.v.codes.at(0, tile.h, 0) + lane_id() / 4 * 8;
+    k_base = p.cache.k.codes.at(0, tile.h, 0);
+    v_base = p.cache.v.codes.at(0, tile.h, 0);
   }
 
   __device__ __forceinline__ void clear() {
@@ -76,7 +78,7 @@ struct CodesWarp {
     const float* angles = p.cache.rope.hi + static_cast<int64_t>(max(to, 0)) * 2 * half + lane_id() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
-      if (n == 2) __syncwarp();  // fewer angles at once
+      __syncwarp();  // one group's angles at a time
       uint2 x = s.q_plain[n][lane_id()], y = s.q_plain[n + N / 2][lane_id()];
       if (to >= 0) {
         const float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + 16 * n));
@@ -97,25 +99,22 @@ struct CodesWarp {
 
   // ---- keys ----
 
-  __device__ __forceinline__ void load_keys(int step, uint4 (&k)[2]) const {
+  __device__ __forceinline__ void load_keys(int step, Key (&k)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      k[half] = load16(k_base + static_cast<uint64_t>(s.k_at[step * kStep + half * 8 + lane_id() / 4]) * 16);
+      k[half].load(k_base + static_cast<uint64_t>(s.k_at[step * kStep + half * 8 + lane_id() / 4]) * 16, lane_id() % 4);
   }
 
   // The key of one token, without its position.
-  __device__ __forceinline__ void make_key(uint4 code, int slot, KeyWords& x) const {
+  __device__ __forceinline__ void make_key(const Key& code, int slot, KeyWords& x) const {
     uint32_t level[N];
-    const uint32_t words[4] = {code.x, code.y, code.z, code.w};
-    unpack(words, level);
+    code.levels(lane_id() % 4, level);
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int u = 0; u < 2; ++u) x[n][u] = add_f16x2(widen_levels(level[n], u), kLevelOffset | 0x80008000u);
-    if constexpr (kRotated) {
-      rotate_words(x, p.cache.rotation.stride);
-      __syncwarp();  // the template comes later, for want of registers
-    }
+    if constexpr (kRotated) rotate_words(x, p.cache.rotation.stride);
+    __syncwarp();  // the template comes later, for want of registers
     const float factor = s.k_scale[slot];
     const uint32_t scales = pack_f16x2(factor, factor);
     const uint2* centre =
@@ -151,7 +150,7 @@ struct CodesWarp {
   }
 
   // Dot products of the step's tokens; logit[half][e]: token 8 half + 2c + e, row g.
-  __device__ __forceinline__ void dot(int step, const uint4 (&code)[2], float (&logit)[2][4]) {
+  __device__ __forceinline__ void dot(int step, const Key (&code)[2], float (&logit)[2][4]) {
     const int slot = step * kStep + lane_id() / 4;
     const int position[2] = {s.position[slot], s.position[slot + 8]};
     const int first = __shfl_sync(kFullWarp, position[0], 0) / delta::kRopeBlock;
@@ -247,17 +246,14 @@ struct CodesWarp {
 
   // ---- values ----
 
-  __device__ __forceinline__ void load_values(int step, uint2 (&v)[4]) const {
+  __device__ __forceinline__ void load_values(int step, Values& v) const {
     const uint32_t* at = s.v_at + step * kStep + lane_id() % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      v[i] = __ldg(reinterpret_cast<const uint2*>(v_base + static_cast<uint64_t>(at[i / 2 * 8 + i % 2]) * 16));
+    for (int i = 0; i < 4; ++i) v.load(i, v_base + static_cast<uint64_t>(at[i / 2 * 8 + i % 2]) * 16, lane_id() / 4);
   }
-  __device__ __forceinline__ void add_values(const uint2 (&v)[4], const uint32_t (&weight)[2]) {
-    uint32_t even[N], odd[N];  // channels 2 g, 2 g + 1 of each group; of the four tokens
-    const uint32_t first[4] = {v[0].x, v[1].x, v[2].x, v[3].x}, second[4] = {v[0].y, v[1].y, v[2].y, v[3].y};
-    unpack(first, even);
-    unpack(second, odd);
+  __device__ __forceinline__ void add_values(const Values& v, const uint32_t (&weight)[2]) {
+    uint32_t even[N], odd[N];
+    v.levels(lane_id() / 4, even, odd);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const uint32_t a[4] = {widen_levels(even[n], 0), widen_levels(odd[n], 0), widen_levels(even[n], 1),
@@ -274,11 +270,11 @@ struct CodesWarp {
     const int begin = warp_id() * kBlockSteps, end = min(begin + kBlockSteps, steps);
     clear();
     if (begin >= end) return;
-    uint4 k[2];
+    Key k[2];
     load_keys(begin, k);
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
-      uint2 v[4];
+      Values v;
       load_values(step, v);
       float dots[2][4] = {};
       dot(step, k, dots);
@@ -443,8 +439,11 @@ __device__ __forceinline__ void add_templates(const DeltaAttentionParams& p, con
     }
 }
 
-template <bool kRotated>
-__global__ void __launch_bounds__(kAttentionWarps * 32, 3)
+// Resident blocks that leave a thread the registers it needs.
+constexpr int codes_blocks(int bits) { return bits == 4 ? 3 : 2; }
+
+template <int kBits, bool kRotated>
+__global__ void __launch_bounds__(kAttentionWarps * 32, codes_blocks(kBits))
     attention_codes(const __grid_constant__ DeltaAttentionParams p) {
   SIC_DYNAMIC_SHARED(CodesShared, shared);
   CodesShared& s = *shared;
@@ -458,7 +457,7 @@ __global__ void __launch_bounds__(kAttentionWarps * 32, 3)
   if (p.serial) clear_totals(8, totals);
   for (int i = static_cast<int>(threadIdx.x); i < 8 * kAttentionWarps; i += kAttentionWarps * 32)
     s.joined[i / 8][i % 8] = make_float2(kNone, 0.0f);
-  CodesWarp<kRotated> warp(p, tile, s, masses + warp_id() * p.cache.v.templates.n * 8);
+  CodesWarp<kBits, kRotated> warp(p, tile, s, masses + warp_id() * p.cache.v.templates.n * 8);
   for (int split = tile.splits.begin; split < tile.splits.end; ++split) {
     stage_codes(p, tile, split, s);
     __syncthreads();

@@ -25,7 +25,7 @@ struct DeltaAttentionParams : AttentionParams {
   DeviceTail tail;
 };
 
-// The kernel for 4 bits and half types; whether it takes a call.
+// The kernel on tensor cores; whether it takes a call.
 bool fits_codes_kernel(const delta::AttentionArgs&);
 void attend_codes(const DeltaAttentionParams&, const SplitPlan&, void* stream);
 

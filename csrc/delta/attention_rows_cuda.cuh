@@ -4,8 +4,8 @@
 // their keys (as delta_decode does), makes logits with four lanes a token, decodes the values over the keys and adds
 // them up. Head sizes above 256 are decoded two tokens at a time.
 //
-// Bound: instructions. D = 128: half a warp decodes a key in about 700, a value in about 400; with dots and sums a token
-// takes 600 of a warp, 150 clocks of an SM's four schedulers, against 9 clocks for its 134 B on an H100.
+// Bound: instructions. D = 128: half a warp decodes a key in about 700, a value in about 400; with dots and sums a
+// token takes 600 of a warp, 150 clocks of an SM's four schedulers, against 9 clocks for its 134 B on an H100.
 #pragma once
 #include "delta/attention_cuda.h"
 #include "slicing/attention_simt_cuda.cuh"

@@ -1,9 +1,8 @@
-// 4-bit codes to levels in registers, and keys of half precision from them.
+// Codes to levels in registers, and keys of half precision from them.
 //
-// A lane's codes are four words of eight channel groups each: of four neighbouring channels of one key, or of one
-// channel of four values. Nibbles are brought together first, so that a look-up (byte_perm of a table of eight) makes
-// four levels that belong together. Levels come as bytes of level + 128; 0x6400 in front of one makes it the half
-// 1024 + 128 + level, exactly.
+// A lane has the codes of four neighbouring channels of one key, or of two channels of four values, in eight channel
+// groups. Fields are brought together first, so that a look-up (byte_perm of a table) makes four levels that belong
+// together. Levels come as bytes of level + 128; 0x64 in front of one makes it the half 1024 + 128 + level, exactly.
 #pragma once
 #include "delta/attention_cuda.h"
 
@@ -12,23 +11,24 @@ namespace sic::gpu {
 constexpr int kCodedDim = 128, kCodedGroups = 8;  // channels of a head, channel groups of a word
 constexpr uint32_t kLevelOffset = 0x64806480u;    // 1152, what a level is too large by
 
-constexpr uint32_t level_bytes(int first) {
+// Four levels from a code on.
+constexpr uint32_t level_bytes(int bits, int first) {
   uint32_t word = 0;
-  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(delta::kLevels4.level[first + i] + 128) << 8 * i;
+  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(delta::levels_of(bits).level[first + i] + 128) << 8 * i;
   return word;
 }
-
-constexpr uint32_t kLevels0 = level_bytes(0), kLevels4 = level_bytes(4), kLevels8 = level_bytes(8),
-                   kLevels12 = level_bytes(12);  // of codes from 0, 4, 8, 12
+template <int kBits, int kFirst>
+constexpr uint32_t kLevelBytes = level_bytes(kBits, kFirst);
 
 // Codes 0-7 (below 0) and 8-15 of four nibbles each, chosen by the nibbles' top bits.
 __device__ __forceinline__ uint32_t look_up(uint32_t codes, uint32_t index, uint32_t top) {
-  const uint32_t below = byte_perm(kLevels0, kLevels4, index), above = byte_perm(kLevels8, kLevels12, index);
+  const uint32_t below = byte_perm(kLevelBytes<4, 0>, kLevelBytes<4, 4>, index);
+  const uint32_t above = byte_perm(kLevelBytes<4, 8>, kLevelBytes<4, 12>, index);
   const uint32_t chosen = __byte_perm(codes << 4, codes, top);  // a nibble's top bit, eight times
   return (chosen & above) | (~chosen & below);
 }
 
-// level[n]: group n of the words 0 to 3, a byte each.
+// 4 bits. level[n]: group n of the words 0 to 3, a byte each.
 __device__ __forceinline__ void unpack(const uint32_t (&word)[4], uint32_t (&level)[kCodedGroups]) {
   constexpr uint32_t kLow = 0x0f0f0f0fu;
   const uint32_t even[2] = {(word[0] & kLow) | (word[1] << 4 & ~kLow), (word[2] & kLow) | (word[3] << 4 & ~kLow)};
@@ -46,6 +46,157 @@ __device__ __forceinline__ void unpack(const uint32_t (&word)[4], uint32_t (&lev
     }
   }
 }
+
+// Four codes of 2 bits at bit 2 n of the halves of a and b, each the low bits of a nibble.
+__device__ __forceinline__ uint32_t select_pairs(uint32_t a, uint32_t b, int n) {
+  const uint32_t v = a >> 2 * n & 0x00030003u, w = b >> 2 * n & 0x00030003u;
+  return byte_perm(v | v >> 12, w | w >> 12, 0x0040);
+}
+// top: the third bits of four codes, each the highest of a byte.
+__device__ __forceinline__ uint32_t look_up_3(uint32_t select, uint32_t top) {
+  const uint32_t chosen = __byte_perm(top, 0, 0xba98);
+  return (chosen & byte_perm(kLevelBytes<3, 4>, 0, select)) | (~chosen & byte_perm(kLevelBytes<3, 0>, 0, select));
+}
+
+// ---- a lane's share of rows, by bits: what it loads, and the levels of it ----
+//
+// Keys: level[n] has channels 16 n + 4 c + 0 to 3 of one token. Values: even[n] and odd[n] have channels 16 n + 2 g and
+// the next of four tokens.
+
+template <int kBits>
+struct LaneCodes;
+
+template <>
+struct LaneCodes<4> {
+  struct Key {
+    uint4 low;
+    __device__ __forceinline__ void load(const char* row, int c) { low = load16(row + 16 * c); }
+    __device__ __forceinline__ void levels(int, uint32_t (&level)[kCodedGroups]) const {
+      const uint32_t words[4] = {low.x, low.y, low.z, low.w};
+      unpack(words, level);
+    }
+  };
+  struct Values {
+    uint2 low[4];
+    __device__ __forceinline__ void load(int token, const char* row, int g) {
+      low[token] = __ldg(reinterpret_cast<const uint2*>(row) + g);
+    }
+    __device__ __forceinline__ void levels(int, uint32_t (&even)[kCodedGroups], uint32_t (&odd)[kCodedGroups]) const {
+      const uint32_t first[4] = {low[0].x, low[1].x, low[2].x, low[3].x};
+      const uint32_t second[4] = {low[0].y, low[1].y, low[2].y, low[3].y};
+      unpack(first, even);
+      unpack(second, odd);
+    }
+  };
+};
+
+template <>
+struct LaneCodes<2> {
+  struct Key {
+    uint2 low;
+    __device__ __forceinline__ void load(const char* row, int c) {
+      low = __ldg(reinterpret_cast<const uint2*>(row) + c);
+    }
+    __device__ __forceinline__ void levels(int, uint32_t (&level)[kCodedGroups]) const {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) level[n] = byte_perm(kLevelBytes<2, 0>, 0, select_pairs(low.x, low.y, n));
+    }
+  };
+  struct Values {
+    uint32_t low[4];
+    __device__ __forceinline__ void load(int token, const char* row, int g) {
+      low[token] = __ldg(reinterpret_cast<const uint32_t*>(row) + g);
+    }
+    // The selectors of channel 2 g + odd.
+    __device__ __forceinline__ uint32_t select(int n, int odd) const {
+      const uint32_t halves = odd ? 0x7632 : 0x5410;
+      return select_pairs(byte_perm(low[0], low[1], halves), byte_perm(low[2], low[3], halves), n);
+    }
+    __device__ __forceinline__ void levels(int, uint32_t (&even)[kCodedGroups], uint32_t (&odd)[kCodedGroups]) const {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) {
+        even[n] = byte_perm(kLevelBytes<2, 0>, 0, select(n, 0));
+        odd[n] = byte_perm(kLevelBytes<2, 0>, 0, select(n, 1));
+      }
+    }
+  };
+};
+
+// The third bits are a mask behind the others.
+template <>
+struct LaneCodes<3> {
+  static constexpr int kMaskAt = 2 * kCodedDim / 8;
+  struct Mask {
+    uint32_t word[4];
+    __device__ __forceinline__ void load(const char* row) {
+      const uint4 v = load_cached16(row + kMaskAt);
+      word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+    }
+    __device__ __forceinline__ uint32_t from(int n, int channel) const { return word[n / 2] >> (n % 2 * 16 + channel); }
+  };
+  struct Key {
+    LaneCodes<2>::Key two;
+    Mask mask;
+    __device__ __forceinline__ void load(const char* row, int c) {
+      two.load(row, c);
+      mask.load(row);
+    }
+    __device__ __forceinline__ void levels(int c, uint32_t (&level)[kCodedGroups]) const {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n)  // bits 0 to 3 become bits 7, 15, 23, 31
+        level[n] = look_up_3(select_pairs(two.low.x, two.low.y, n), (mask.from(n, 4 * c) & 15) * 0x10204080u);
+    }
+  };
+  struct Values {
+    LaneCodes<2>::Values two;
+    Mask mask[4];
+    __device__ __forceinline__ void load(int token, const char* row, int g) {
+      two.load(token, row, g);
+      mask[token].load(row);
+    }
+    __device__ __forceinline__ uint32_t level(int n, int channel, int odd) const {
+      uint32_t top = 0;
+#pragma unroll
+      for (int t = 0; t < 4; ++t) top |= (mask[t].from(n, channel + odd) & 1) << (8 * t + 7);
+      return look_up_3(two.select(n, odd), top);
+    }
+    __device__ __forceinline__ void levels(int g, uint32_t (&even)[kCodedGroups], uint32_t (&odd)[kCodedGroups]) const {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) even[n] = level(n, 2 * g, 0), odd[n] = level(n, 2 * g, 1);
+    }
+  };
+};
+
+// Codes are levels + 128 already.
+template <>
+struct LaneCodes<8> {
+  struct Key {
+    uint32_t word[kCodedGroups];
+    __device__ __forceinline__ void load(const char* row, int c) {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) word[n] = __ldg(reinterpret_cast<const uint32_t*>(row) + 4 * n + c);
+    }
+    __device__ __forceinline__ void levels(int, uint32_t (&level)[kCodedGroups]) const {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) level[n] = word[n];
+    }
+  };
+  struct Values {
+    uint16_t pair[4][kCodedGroups];
+    __device__ __forceinline__ void load(int token, const char* row, int g) {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) pair[token][n] = __ldg(reinterpret_cast<const uint16_t*>(row) + 8 * n + g);
+    }
+    __device__ __forceinline__ void levels(int, uint32_t (&even)[kCodedGroups], uint32_t (&odd)[kCodedGroups]) const {
+#pragma unroll
+      for (int n = 0; n < kCodedGroups; ++n) {
+        const uint32_t low = pair[0][n] | static_cast<uint32_t>(pair[1][n]) << 16;
+        const uint32_t high = pair[2][n] | static_cast<uint32_t>(pair[3][n]) << 16;
+        even[n] = byte_perm(low, high, 0x6420), odd[n] = byte_perm(low, high, 0x7531);
+      }
+    }
+  };
+};
 
 // The first or last two of four levels as halves, 1152 too large.
 __device__ __forceinline__ uint32_t widen_levels(uint32_t level, int which) {

@@ -15,7 +15,8 @@ from .reference_layout import TAG_BYTES, code_bytes
 ENCODE_ROWS = 16  # rows of a head that a block takes (encode_rows_cuda.cuh)
 TABLE_ITEMS = 512  # that the side table's block takes at a time (encode_table_cuda.cuh)
 # Clocks of a multiprocessor for a token and KV head at D = 128, from the instructions of the kernels' loops.
-CODES_CLOCKS = {1: 15.0, 8: 18.0, 128: 21.0}  # of attention, by the channels of a key that are rotated together
+CODES_CLOCKS = {2: 16.0, 3: 21.0, 4: 15.0, 8: 12.0}  # of attention on tensor cores, by bits
+ROTATION_CLOCKS = {1: 0.0, 8: 1.5, 128: 4.0}  # and more, by the channels of a key that are rotated together
 ROWS_CLOCKS = 150.0  # of attention on CUDA cores
 ENCODE_CLOCKS, DECODE_CLOCKS = 230.0, 100.0  # of both rows
 TABLE_CLOCKS = 1500.0  # of a round
@@ -46,12 +47,13 @@ def decode(s: BenchShape, bits: tuple[int, int] = (4, 4)) -> Iterator[Launch]:
 
 
 def attention(s: BenchShape, tokens: int, k_rotation: int = 8, bits: tuple[int, int] = (4, 4)) -> Iterator[Launch]:
-    """attention_cuda.cu on lists of so many tokens; one kernel where both have 4 bits, else CUDA cores."""
+    """attention_cuda.cu on lists of so many tokens; on CUDA cores where tensor cores do not take the bits."""
     rows = s.B * s.heads * tokens
-    on_codes = bits == (4, 4) and s.D == 128
-    per_block = 8 if on_codes or s.group > 4 else 4
-    kernel = "attention_codes" if on_codes else "attention_coded_rows"
-    clocks = CODES_CLOCKS[min(c for c in CODES_CLOCKS if c >= min(k_rotation, 128))] if on_codes else ROWS_CLOCKS
+    on_codes = bits[0] == bits[1] and bits[0] in CODES_CLOCKS and s.D == 128
+    kernel, per_block, clocks = "attention_coded_rows", 8 if s.group > 4 else 4, ROWS_CLOCKS
+    if on_codes:
+        reach = min(c for c in ROTATION_CLOCKS if c >= k_rotation)
+        kernel, per_block, clocks = "attention_codes", 8, CODES_CLOCKS[bits[0]] + ROTATION_CLOCKS[reach]
     nbytes = rows * (coded_bytes(s, bits) // s.rows)
     splits, blocks = ceil_div(tokens, SPLIT), s.B * s.heads * ceil_div(s.group, per_block)
     # The launcher counts blocks of 8 query rows.
