@@ -17,9 +17,11 @@ bool launch_coded_rows(const DeltaAttentionParams& p, const SplitPlan& plan, voi
 
 template <int R, bool Uniform>
 void launch_coded_rows(const DeltaAttentionParams& p, const SplitPlan& plan, void* stream) {
-  if constexpr (R == 1)
+  // Above 256 channels a lane has no registers for more query rows.
+  if constexpr (R == 1) {
     if (plan.list_rows > 4 && launch_coded_rows<8, R, Uniform>(p, plan, stream)) return;
-  if (plan.list_rows > 1 && launch_coded_rows<4, R, Uniform>(p, plan, stream)) return;
+    if (plan.list_rows > 1 && launch_coded_rows<4, R, Uniform>(p, plan, stream)) return;
+  }
   launch_coded_rows<1, R, Uniform>(p, plan, stream);
 }
 
