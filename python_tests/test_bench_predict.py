@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sic_kernels import cli
+from sic_kernels.cli import bench
 from sic_kernels.runtime import roofline
 from sic_kernels.runtime.roofline import Device, Launch, Work
 from sic_kernels.slicing import benches, work
@@ -103,7 +104,7 @@ def test_as_json(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["prediction"] is True
     assert report["device"]["memory"] == 3.35e12
-    assert len(report["rows"]) == len(BENCH_SHAPES) * len(benches.NAMES)
+    assert len(report["rows"]) == sum(len(f.shapes) * len(f.names) for f in bench.FAMILIES.values())
     lines = {(r["shape"], r["name"]): r["predicted_seconds"] for r in report["rows"]}
     for ratio in report["ratios"]:
         quotient = lines[ratio["shape"], ratio["slow"]] / lines[ratio["shape"], ratio["fast"]]

@@ -132,6 +132,29 @@ def test_two_stages_are_score_shortlist_refine_select_attend(pool, backend):
         assert_same_bits(got, w)
 
 
+@every_backend
+@pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
+@pytest.mark.parametrize(
+    "extras", [{}, {"softcap": 20.0, "window": 300}, {"top_p": 0.9}], ids=["plain", "extras", "top_p"]
+)
+def test_select_slice_is_attend_before_its_attention(unit, extras, backend):
+    """The same lists bit for bit, and the same omitted mass once the lse is known."""
+    p = Problem([900, 333, 0, 20], unit=unit, T=2)
+    named = {**POLICY, **extras}
+    c, index = p.cache, p.inputs(**extras)[3:8]
+    chosen = [
+        named[name] for name in ("ratio", "candidates", "top_p", "sink", "recent", "beta", "pool", "min_len", "keep")
+    ]
+    rest = [extras.get(name) for name in ("scale", "key_bias", "softcap", "window", "max_seq_len")]
+    inputs = (p.q, *index, c.block_table, c.seq_lens, c.page, *chosen, *rest)
+    indices, counts, log_unread = run("select_slice", inputs, backend)
+    _, lse, want, want_counts, omitted, _ = p.call(backend, **extras)
+    assert_same_bits(indices, want, "indices")
+    assert_same_bits(counts, want_counts, "counts")
+    share = torch.where(log_unread == -math.inf, 0.0, torch.sigmoid(log_unread.double() - lse.double())).float()
+    assert_close(share, omitted, atol=1e-5, what="omitted mass")
+
+
 @native_backend
 @pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,12 +11,8 @@ using delta::Pages;
 using delta::Templates;
 
 Templates templates(Args& in, const char* centres, const py::tuple& t) {
-  return {in(centres, t[0]),
-          in("templates.search", t[1]),
-          in("templates.half_norm", t[2]),
-          in("templates.mean", t[3]),
-          in("templates.step", t[4]),
-          in("templates.bound", t[5])};
+  return {in(centres, t[0]),          in("templates.search", t[1]), in("templates.half_norm", t[2]),
+          in("templates.mean", t[3]), in("templates.step", t[4]),   in("templates.bound", t[5])};
 }
 
 // (k_bits, v_bits, k_rotation, k_templates, v_templates, (lo, hi, undo), interleaved)

@@ -206,6 +206,6 @@ def build(name: str, inputs: CodedInputs) -> Bench:
 
 
 FAMILY = Family(
-    "delta", NAMES, MAIN, BENCH_SHAPES[:3], QUICK_SHAPES, lambda shape, device: CodedInputs(shape, device=device), build,
+    "delta", NAMES, MAIN, BENCH_SHAPES, QUICK_SHAPES, lambda shape, device: CodedInputs(shape, device=device), build,
     work_of, peers={**PEERS, "dense": "sliced_attention of all tokens on the same rows in bfloat16"},
 )  # fmt: skip
