@@ -1,6 +1,6 @@
-"""A pytest plugin that runs the slicing tests on Triton's interpreter, in sizes that it can manage.
+"""A pytest plugin that runs the tests of ops on Triton's interpreter, in sizes that it can manage.
 
-    python -m pytest -p triton_small python_tests/test_slicing_*.py python_tests/triton_only.py
+    python -m pytest -p triton_small python_tests/test_slicing_*.py python_tests/triton_only.py python_tests/triton_delta.py
 
 It must be loaded first: the interpreter is chosen when Triton is imported.  Grids are thinned, but so that every page
 size, dtype, unit and way to join heads that they hold is left; fuzz tests draw a few examples; what only repeats another
@@ -18,6 +18,7 @@ import triton.runtime.interpreter as interpreter
 
 EXAMPLES = 4  # of each fuzz test
 BACKEND = "triton"
+OWN = ("triton_only.py", "triton_delta.py")  # files that are all about Triton
 
 # Test -> why the interpreter does not run it.
 TOO_LONG = {
@@ -28,6 +29,10 @@ TOO_LONG = {
     "test_wide_groups_and_long_rows": "5000 tokens; triton_only.py crosses the same borders",
     "test_a_row_does_not_depend_on_its_batch": "batches of 32; triton_only.py takes 3",
     "test_omitted_mass_estimates_what_was_not_read": "3000 tokens; the estimate is compared with the definition's",
+    **dict.fromkeys(
+        ("test_pack_grid", "test_odd_grid", "test_edge_grid", "test_attention_grid"),
+        "hundreds of cases of the delta ops; triton_delta.py takes a share of them",
+    ),
     "test_softmax_join_approximates_log_of_summed_softmax": "a property of the definition",
 }
 # Grid -> how many of its cases are kept, evenly spread.
@@ -89,7 +94,7 @@ def size_of(item):
 def pytest_collection_modifyitems(config, items):
     by_test = {}
     for item in items:
-        own = item.path.name == "triton_only.py"
+        own = item.path.name in OWN
         backend = getattr(item, "callspec", None) and item.callspec.params.get("backend")
         if own or (backend == BACKEND and item.originalname not in TOO_LONG):
             by_test.setdefault((item.path, item.originalname), []).append(item)

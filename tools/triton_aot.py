@@ -1,6 +1,6 @@
 """Compile every Triton kernel of the package for a GPU that need not be there, and say what came out.
 
-    python tools/triton_aot.py [--arch 90] [--json FILE] [--markdown FILE]
+    python tools/triton_aot.py [--arch 90] [--family slicing|delta] [--json FILE] [--markdown FILE]
 
 The launchers themselves run, on CPU tensors of the benchmarks' shape; each launch is caught and compiled with the very
 arguments it would have: constants, divisibility hints, options.  Of the machine code it reports registers, shared memory,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import re
 import subprocess
@@ -164,16 +165,18 @@ def compile_all(
 
 
 def main(argv: list[str] | None = None) -> int:
-    from triton_shapes import calls
+    from triton_shapes import FAMILIES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, default=90)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="default: all")
     parser.add_argument("--only", default="", help="kernels whose name holds this")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args(argv)
-    rows = compile_all(calls(), args.arch, args.jobs, args.only)
+    calls = itertools.chain.from_iterable(FAMILIES[name]() for name in args.family or FAMILIES)
+    rows = compile_all(calls, args.arch, args.jobs, args.only)
     table = markdown(rows)
     print(table)
     if args.json:

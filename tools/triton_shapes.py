@@ -1,4 +1,4 @@
-"""The launches that tools/triton_aot.py compiles: every op of the package, in the shapes that are measured."""
+"""The launches that tools/triton_aot.py compiles: every op, family by family, in the shapes that are measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from sic_kernels.delta import triton_kernels as delta_ops
+from sic_kernels.delta.reference_layout import TAG_BYTES, code_bytes
 from sic_kernels.slicing import triton_kernels as ops
 
 B, T, H, G, D, PAGE, LENGTH = 2, 1, 8, 4, 128, 16, 4096
@@ -30,7 +32,7 @@ def attention(T: int = 1, cache: torch.dtype = BF16, q: torch.dtype = BF16, unit
     return (empty(B, T, H * G, D, dtype=q), *kv, *place, *listed, unit or 0, *[None] * 5, *scales, None)
 
 
-def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+def slicing_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     """(op, a call of its launcher)"""
     q, k, v, table, lens = attention()[:5]
     bits, norm = empty(PAGES, H, 2 * PAGE * D // 8, dtype=U8), empty(PAGES, H, PAGE)
@@ -62,3 +64,53 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, index in (("tokens", (bits, norm, centre, 2, None)), ("pages", (None, None, None, 2, summary))):
         inputs = (q, k, v, *index, table, lens, *POLICY, *[None] * 8)
         yield f"attend, {name}", lambda inputs=inputs: ops.attend(*inputs)
+
+
+def coded(D: int = D, k_bits: int = 4, v_bits: int = 4, rope: bool = True) -> tuple[tuple, tuple]:
+    """Pages and codec of delta ops: 64 templates, keys rotated 8 channels together."""
+    groups = 4
+    templates = (
+        empty(H, 16 * groups, D, dtype=torch.float16), empty(H, groups, -(-D // 4), 16, 4, dtype=torch.int8),
+        empty(H, 16 * groups, dtype=F32), empty(H, D, dtype=F32), empty(H, dtype=F32), empty(H, dtype=F32),
+    )  # fmt: skip
+    widths = (code_bytes(D, k_bits), code_bytes(D, v_bits), TAG_BYTES)
+    rows = (empty(H, PAGES, PAGE, bytes_, dtype=U8).transpose(0, 1) for bytes_ in widths)
+    raw = (empty(512, 2 * D, dtype=torch.float16), empty(512, dtype=torch.int64), empty(2, dtype=I32))
+    tables = tuple(empty(64, 2, D // 2, dtype=F32) if rope else None for _ in range(3))
+    return (*rows, *raw), (k_bits, v_bits, 8, templates, templates, tables, False)
+
+
+def coded_attention(
+    T: int = 1, q: torch.dtype = BF16, unit: int | None = None, D: int = D, tail: bool = True, bits: int = 4
+) -> tuple:
+    """Inputs of delta_attention; `unit` None is dense."""
+    pages, codec = coded(D, bits, bits)
+    K = 480 if unit == 0 else 32
+    listed = (None, None) if unit is None else (empty(B, T, H, K, dtype=I32), empty(B, T, H, dtype=I32))
+    place = (empty(B, PAGES, dtype=I32), empty(B, dtype=I32))
+    newest = (*[empty(B, H, 64, D, dtype=q)] * 2, empty(B, dtype=I32)) if tail else (None,) * 3
+    return (empty(B, T, H * G, D, dtype=q), pages, codec, *place, *listed, unit or 0, None, *newest, *[None] * 6)
+
+
+def delta_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(op, a call of its launcher)"""
+    place = (empty(512, dtype=torch.int64), empty(512, dtype=torch.int64))
+    sketch = (empty(PAGES, H, 2 * PAGE * D // 8, dtype=U8), empty(PAGES, H, PAGE), empty(H, D, dtype=F32))
+    for k_bits, v_bits, size, rope in ((4, 4, 128, True), (3, 8, 128, True), (2, 5, 256, True), (4, 4, 80, False)):
+        pages, codec = coded(size, k_bits, v_bits, rope)
+        rows, name = empty(512, H, size), f"{k_bits}+{v_bits} bits of {size}"
+        index = sketch if size == D else (None,) * 3
+        inputs = (rows, rows, *place, codec, 4, pages, *index)
+        yield f"delta_encode, {name}", lambda inputs=inputs: delta_ops.delta_encode(*inputs)
+        inputs = (empty(B, dtype=I32), empty(B, PAGES, dtype=I32), pages, codec, None, None, 2)
+        yield f"delta_decode, {name}", lambda inputs=inputs: delta_ops.delta_decode(*inputs)
+    for name, args in (
+        ("tokens", coded_attention(unit=0)), ("pages", coded_attention(unit=1)), ("dense", coded_attention()),
+        ("prompt", coded_attention(T=512)), ("8 bits", coded_attention(unit=0, tail=False, bits=8)),
+        ("f32", coded_attention(q=F32, unit=0)), ("head size 256", coded_attention(D=256, unit=0)),
+        ("3 bits of 80", coded_attention(D=80, unit=0, bits=3)),
+    ):  # fmt: skip
+        yield f"delta_attention, {name}", lambda args=args: delta_ops.delta_attention(*args)
+
+
+FAMILIES = {"slicing": slicing_calls, "delta": delta_calls}

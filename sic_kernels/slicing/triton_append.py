@@ -157,6 +157,17 @@ def stored_rows(x, scale, scale_head, h, KIND: tl.constexpr, CACHE: tl.constexpr
         return x
 
 
+@device
+def stays(slot, n, slots, slots_step, begin, N, SCAN: tl.constexpr):
+    """Whether rows n [ROWS,1], from `begin` on, are written: they have a slot, and no later row has the same."""
+    mine = slot >= 0
+    for first in range(begin, N, SCAN):
+        m = (first + tl.arange(0, SCAN))[None, :]
+        other = tl.load(slots + m * slots_step, mask=m < N, other=-1).to(tl.int64)
+        mine = mine & (tl.max(((other == slot) & (m > n)).to(tl.int32), axis=1)[:, None] == 0)
+    return mine
+
+
 @triton.jit
 def append_kernel(
     k, k_row, k_row_head, v, v_row, v_row_head, k_cache, k_page, k_head, k_token, v_cache, v_page, v_head, v_token,
@@ -170,11 +181,7 @@ def append_kernel(
     h = tl.program_id(1).to(tl.int64)
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     slot = tl.load(slots + n * slots_step, mask=n < N, other=-1).to(tl.int64)
-    mine = slot >= 0
-    for first in range(tl.program_id(0) * ROWS, N, SCAN):
-        m = (first + tl.arange(0, SCAN))[None, :]
-        other = tl.load(slots + m * slots_step, mask=m < N, other=-1).to(tl.int64)
-        mine = mine & (tl.max(((other == slot) & (m > n)).to(tl.int32), axis=1)[:, None] == 0)
+    mine = stays(slot, n, slots, slots_step, tl.program_id(0) * ROWS, N, SCAN)
     where, offset = slot // page, slot % page
     j = tl.arange(0, BD)[None, :]
     row = tl.load(k + n.to(tl.int64) * k_row + h * k_row_head + j, mask=mine & (j < D), other=0)

@@ -9,7 +9,7 @@ Method: online softmax (Milakov & Gimelshein 2018), split over KV as in FlashDec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -67,6 +67,62 @@ def entry_positions(indices, row, K, count, entry, end, page, seen, SELECTED: tl
         return entry, live & (entry < seen)
 
 
+@device
+def query_rows(tiles, T, H, G, ROWS: tl.constexpr, SELECTED: tl.constexpr):
+    """This program's row among B*[T*]Hkv, its b and h, and of each query row of the tile: t, g, whether it is one.
+
+    A tile's rows are the heads of a group, in dense calls of all query tokens (row = t * G + g).
+    """
+    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    r = tile * ROWS + tl.arange(0, ROWS)
+    if SELECTED:
+        return row, row // H // T, row % H, row // H % T + r * 0, r, r < G
+    else:
+        return row, row // H, row % H, r // G, r % G, r < T * G
+
+
+@device
+def split_entries(counts, row, most, page, split, SELECTED: tl.constexpr, UNIT: tl.constexpr):
+    """Number of entries of a row, and the first and last + 1 of this program's split."""
+    if SELECTED:
+        entries = tl.load(counts + row) * (page if UNIT == 1 else 1)
+    else:
+        entries = most
+    begin = tl.program_id(1) * split
+    return entries, begin, tl.minimum(begin + split, entries)
+
+
+@device
+def weigh(
+    s, m, l, pos, live, seen, length, b, t, bias, bias_row, cap, window, T,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax: logits s -> weights, what is left of earlier sums, and m, l brought up to date."""
+    if CAPPED:
+        s = capped(s, cap)
+    if bias is not None:
+        more = tl.load(bias + b.to(tl.int64) * bias_row + pos, mask=live, other=0.0)
+        s = s + more.to(tl.float32)[None, :]
+    read = live[None, :] & (pos[None, :] < seen[:, None])
+    if WINDOWED:
+        read = read & (pos[None, :] > (length - T + t - window)[:, None])
+    s = tl.where(read, s, float("-inf"))
+    higher = tl.maximum(m, tl.max(s, axis=1))
+    base = tl.where(higher == -INF, 0.0, higher)
+    p = tl.exp2((s - base[:, None]) * LOG2E)
+    keep = tl.exp2((m - base) * LOG2E)
+    return p, keep, higher, l * keep + tl.sum(p, axis=1)
+
+
+@device
+def store_partial(top, total, partial, part, m, l, acc, used, DV: tl.constexpr, BDV: tl.constexpr):
+    """A tile's partial results to places `part`."""
+    jv = tl.arange(0, BDV)
+    tl.store(top + part, m, mask=used)
+    tl.store(total + part, l, mask=used)
+    tl.store(partial + part[:, None] * DV + jv[None, :], acc, mask=used[:, None] & (jv < DV)[None, :])
+
+
 @triton.jit
 def attention_kernel(
     q, q_b, q_t, q_h, k, k_page, k_head, k_token, v, v_page, v_head, v_token, table, table_row, lens,
@@ -76,16 +132,8 @@ def attention_kernel(
     DOT: tl.constexpr, PAGED: tl.constexpr, SELECTED: tl.constexpr, UNIT: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, K_SCALE: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One split of one tile of query rows: maximum and sum of the weights, weighted sum of the values.
-
-    A tile's rows are the heads of a group, in dense calls of all query tokens (row = t * G + g).
-    """
-    row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    r = tile * ROWS + tl.arange(0, ROWS)
-    if SELECTED:
-        b, h, t, g, used = row // H // T, row % H, row // H % T + r * 0, r, r < G
-    else:
-        b, h, t, g, used = row // H, row % H, r // G, r % G, r < T * G
+    """One split of one tile of query rows: maximum and sum of the weights, weighted sum of the values."""
+    row, b, h, t, g, used = query_rows(tiles, T, H, G, ROWS, SELECTED)
     head = ((b * T + t) * H + h).to(tl.int64) * G + g  # place among B*T*Hq
     if only is not None:
         wanted = tl.load(only + head, mask=used, other=0) != 0
@@ -94,12 +142,7 @@ def attention_kernel(
     length = tl.load(lens + b)
     seen = visible(length, T, t, S)
     most = tl.max(tl.where(used, seen, 0))
-    if SELECTED:
-        entries = tl.load(counts + row) * (page if UNIT == 1 else 1)
-    else:
-        entries = most
-    begin = tl.program_id(1) * split
-    end = tl.minimum(begin + split, entries)
+    entries, begin, end = split_entries(counts, row, most, page, split, SELECTED, UNIT)
     if begin >= end:
         return
     j, jv = tl.arange(0, BD), tl.arange(0, BDV)
@@ -121,28 +164,11 @@ def attention_kernel(
         at = where * k_page + h.to(tl.int64) * k_head + offset.to(tl.int64) * k_token
         keys = tl.load(k + at[:, None] + j[None, :], mask=live[:, None] & (j < D)[None, :], other=0)
         s = product(x, tl.trans(operand(keys, KIND, DOT))) * factor
-        if CAPPED:
-            s = capped(s, cap)
-        if bias is not None:
-            more = tl.load(bias + b.to(tl.int64) * bias_row + pos, mask=live, other=0.0)
-            s = s + more.to(tl.float32)[None, :]
-        read = live[None, :] & (pos[None, :] < seen[:, None])
-        if WINDOWED:
-            read = read & (pos[None, :] > (length - T + t - window)[:, None])
-        s = tl.where(read, s, float("-inf"))
-        higher = tl.maximum(m, tl.max(s, axis=1))
-        base = tl.where(higher == -INF, 0.0, higher)
-        p = tl.exp2((s - base[:, None]) * LOG2E)
-        keep = tl.exp2((m - base) * LOG2E)
-        l = l * keep + tl.sum(p, axis=1)
-        m = higher
+        p, keep, m, l = weigh(s, m, l, pos, live, seen, length, b, t, bias, bias_row, cap, window, T, CAPPED, WINDOWED)
         at = where * v_page + h.to(tl.int64) * v_head + offset.to(tl.int64) * v_token
         values = tl.load(v + at[:, None] + jv[None, :], mask=live[:, None] & (jv < DV)[None, :], other=0)
         acc = acc * keep[:, None] + product(weight_operand(p, DOT), operand(values, KIND, DOT))
-    part = head * splits + tl.program_id(1)
-    tl.store(top + part, m, mask=used)
-    tl.store(total + part, l, mask=used)
-    tl.store(partial + part[:, None] * DV + jv[None, :], acc, mask=used[:, None] & (jv < DV)[None, :])
+    store_partial(top, total, partial, head * splits + tl.program_id(1), m, l, acc, used, DV, BDV)
 
 
 @triton.jit
@@ -206,6 +232,58 @@ def tile_shape(T: int, widest: int, exact: bool) -> tuple[int, int, int]:
     return 16 if T <= LONG else 64, 64 if widest <= 128 else 32, 4
 
 
+class Splits(NamedTuple):
+    """How a call is cut, and its partial results: top, total f32[B,T,Hq,splits], partial f32[B,T,Hq,splits,Dv].
+
+    rows, entries, warps: of a tile; tiles: of query rows, of one sequence (and query token, of a selection) and KV head, in
+    all `programs`; split: entries of a partial result.
+    """
+
+    rows: int
+    entries: int
+    warps: int
+    tiles: int
+    programs: int
+    split: int
+    splits: int
+    top: torch.Tensor
+    total: torch.Tensor
+    partial: torch.Tensor
+
+    @classmethod
+    def of(cls, q: torch.Tensor, H: int, DV: int, most: int, selected: bool, tile: tuple[int, int, int]) -> Splits:
+        """most: entries of the longest row; tile: rows, entries, warps."""
+        B, T, Hq = q.shape[:3]
+        rows, n, warps = tile
+        tiles = cdiv(Hq // H * (1 if selected else T), rows)
+        split = SPLIT if T <= LONG or selected else max(1, most)
+        shape = (B, T, Hq, max(1, cdiv(most, split)))
+        top, total = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(2))
+        partial = torch.empty(*shape, DV, dtype=torch.float32, device=q.device)
+        programs = B * H * (T if selected else 1) * tiles
+        return cls(rows, n, warps, tiles, programs, split, shape[3], top, total, partial)
+
+
+def most_entries(indices: torch.Tensor | None, unit: int, page: int, S: int) -> int:
+    """Entries of the longest row that there may be."""
+    return S if indices is None else indices.shape[-1] * (page if unit == 1 else 1)
+
+
+def combine(
+    splits: Splits, H: int, page: int, S: int, most: int, seq_lens, counts, unit: int, sinks, v_scale,
+    out: torch.Tensor, lse: torch.Tensor, only: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """out, lse from the partial results; of `most` = 0 entries there are none."""
+    T, Hq, DV = out.shape[1:]
+    value_scale = scale_args(v_scale)
+    combine_kernel[(lse.numel(),)](
+        splits.top, splits.total, splits.partial, seq_lens, counts, only, sinks, *value_scale[:2],
+        raw(out), *out.stride()[:3], lse, *lse.stride(), T, H, Hq // H, page, S, splits.split,
+        splits.splits if most else 0, DV=DV, BDV=power(DV, 16), OUT=kind(out), SELECTED=counts is not None, UNIT=unit,
+        V_SCALE=value_scale[2], PARTS=PARTS,
+    )  # fmt: skip
+
+
 def attention_into(
     q, k_cache, v_cache, block_table, seq_lens, indices, counts, unit, scale, key_bias, softcap, window, sinks,
     k_scale, v_scale, max_seq_len, out: torch.Tensor, lse: torch.Tensor, only: torch.Tensor | None = None,
@@ -213,39 +291,28 @@ def attention_into(
     """sliced_attention into out, lse; `only` u8[B,T,Hq]: the query heads to compute, others stay as they are."""
     B, T, Hq, D = q.shape
     H, page, DV = k_cache.shape[1], k_cache.shape[2], v_cache.shape[3]
-    G, S, selected = Hq // H, width(block_table, page, max_seq_len), indices is not None
+    S, selected = width(block_table, page, max_seq_len), indices is not None
     if B * T * Hq == 0:
         return
     if selected:
         indices, counts = indices.contiguous(), counts.contiguous()
-    slots = indices.shape[-1] if selected else 0
-    most = slots * (page if unit == 1 else 1) if selected else S
+    most = most_entries(indices, unit, page, S)
     dot = product_kind(q, k_cache, v_cache)
-    rows, n, warps = tile_shape(T, power(max(D, DV)), dot == 0)
-    split = SPLIT if T <= LONG or selected else max(1, most)
-    splits = max(1, cdiv(most, split))
-    shape = (B, T, Hq, splits)
-    top, total = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(2))
-    partial = torch.empty(*shape, DV, dtype=torch.float32, device=q.device)
+    cut = Splits.of(q, H, DV, most, selected, tile_shape(T, power(max(D, DV)), dot == 0))
     table, table_row, paged = table_args(block_table)
-    key_scale, value_scale = scale_args(k_scale), scale_args(v_scale)
-    tiles = cdiv(G if selected else T * G, rows)
+    key_scale = scale_args(k_scale)
     if most:
-        attention_kernel[(B * H * (T if selected else 1) * tiles, splits)](
+        attention_kernel[(cut.programs, cut.splits)](
             raw(q), *q.stride()[:3], raw(k_cache), *k_cache.stride()[:3], raw(v_cache), *v_cache.stride()[:3],
             table, table_row, seq_lens, indices, counts, key_bias, 0 if key_bias is None else key_bias.stride(0),
-            only, top, total, partial, softmax_scale(scale, D), float(softcap or 0.0), int(window or 0),
-            *key_scale[:2], T, H, G, page, S, slots, split, splits, tiles,
-            D=D, BD=power(D, 16), DV=DV, BDV=power(DV, 16), QKIND=kind(q), KIND=kind(k_cache),
+            only, cut.top, cut.total, cut.partial, softmax_scale(scale, D), float(softcap or 0.0), int(window or 0),
+            *key_scale[:2], T, H, Hq // H, page, S, indices.shape[-1] if selected else 0, cut.split, cut.splits,
+            cut.tiles, D=D, BD=power(D, 16), DV=DV, BDV=power(DV, 16), QKIND=kind(q), KIND=kind(k_cache),
             DOT=dot, PAGED=paged, SELECTED=selected, UNIT=unit,
-            CAPPED=softcap is not None, WINDOWED=window is not None, K_SCALE=key_scale[2], ROWS=rows, N=n,
-            num_warps=warps,
+            CAPPED=softcap is not None, WINDOWED=window is not None, K_SCALE=key_scale[2], ROWS=cut.rows,
+            N=cut.entries, num_warps=cut.warps,
         )  # fmt: skip
-    combine_kernel[(B * T * Hq,)](
-        top, total, partial, seq_lens, counts, only, sinks, *value_scale[:2], raw(out), *out.stride()[:3],
-        lse, *lse.stride(), T, H, G, page, S, split, splits if most else 0,
-        DV=DV, BDV=power(DV, 16), OUT=kind(out), SELECTED=selected, UNIT=unit, V_SCALE=value_scale[2], PARTS=PARTS,
-    )  # fmt: skip
+    combine(cut, H, page, S, most, seq_lens, counts, unit, sinks, v_scale, out, lse, only)
 
 
 def attention_outs(q: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

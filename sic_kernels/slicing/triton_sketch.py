@@ -56,18 +56,31 @@ def negative_sign(j):
 
 
 @device
-def rotate(x, D: tl.constexpr, N: tl.constexpr, BD: tl.constexpr):
-    """f32[N, BD]: signs, butterfly per block (additions in the fixed order), times f32(1/sqrt(block size))."""
+def normalised(x, D: tl.constexpr, BD: tl.constexpr):
+    """f32[N, BD] times f32(1/sqrt(block size)), channels past D zero."""
     j = tl.arange(0, BD)[None, :]
-    x = tl.where(negative_sign(j), -x, x)
+    log2 = block_log2(j, D)
+    half = ((127 - log2 // 2) << 23).to(tl.float32, bitcast=True)
+    return tl.where(j < D, x * tl.where(log2 % 2 == 1, half * SQRT_HALF, half), 0.0)
+
+
+@device
+def butterflies(x, D: tl.constexpr, N: tl.constexpr, BD: tl.constexpr):
+    """f32[N, BD]: a butterfly per block (additions in the fixed order), times f32(1/sqrt(block size))."""
+    j = tl.arange(0, BD)[None, :]
     log2 = block_log2(j, D)
     for step in tl.static_range(0, 16):
         if (1 << step) < D:
             other = partner(x, 1 << step, N, BD)
             mixed = tl.where(((j >> step) & 1) == 1, other - x, x + other)
             x = tl.where((log2 > step) & (j < D), mixed, x)
-    half = ((127 - log2 // 2) << 23).to(tl.float32, bitcast=True)
-    return tl.where(j < D, x * tl.where(log2 % 2 == 1, half * SQRT_HALF, half), 0.0)
+    return normalised(x, D, BD)
+
+
+@device
+def rotate(x, D: tl.constexpr, N: tl.constexpr, BD: tl.constexpr):
+    """f32[N, BD]: random signs, then the butterflies."""
+    return butterflies(tl.where(negative_sign(tl.arange(0, BD)[None, :]), -x, x), D, N, BD)
 
 
 @device
