@@ -99,12 +99,11 @@ def _windows(lm: Any, name: str, tokens: int, args: argparse.Namespace, bar: Any
     """`[1,n]` pieces of a text, at most `--window` tokens each."""
     from .. import models
 
-    task = bar.add_task(f"text: {name}", total=1)
     if name == OWN:
-        ids = models.own_text(lm, tokens, args.seed)
+        task = bar.add_task("the model writes", total=tokens)
+        ids = models.own_text(lm, tokens, args.seed, lambda n: bar.advance(task, n))
     else:
         ids = lm.tokens(models.text(name), tokens)
-    bar.advance(task)
     return [part for part in ids.split(args.window, dim=1) if part.shape[1] > SKIPPED]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,10 +46,21 @@ BEGINNINGS = (
 PASSAGE = 256  # tokens of a passage
 
 
-def own_text(lm: Any, count: int, seed: int = 0) -> Any:
+class _Report:
+    """A stopping criterion of transformers that never stops and reports every token of a batch."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self.advance = advance
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.advance(len(input_ids))
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def own_text(lm: Any, count: int, seed: int = 0, advance: Callable[[int], None] | None = None) -> Any:
     """int64 `[1,count]`: passages that the model continues from `BEGINNINGS`, sampled at temperature 1.
 
-    The same for the same seed, versions and machine.
+    The same for the same seed, versions and machine. `advance(n)` is called as tokens are written.
     """
     tokenizer = lm.tokenizer
     side, tokenizer.padding_side = tokenizer.padding_side, "left"
@@ -63,6 +75,7 @@ def own_text(lm: Any, count: int, seed: int = 0) -> Any:
             written = lm.model.generate(
                 input_ids=given.input_ids, attention_mask=given.attention_mask, do_sample=True, temperature=1.0, top_k=0,
                 max_new_tokens=PASSAGE, min_new_tokens=PASSAGE, pad_token_id=tokenizer.pad_token_id,
+                stopping_criteria=None if advance is None else [_Report(advance)],
             )  # fmt: skip
             for row, mask in zip(written, given.attention_mask):
                 parts.append(row[int((mask == 0).sum()) :])
