@@ -47,7 +47,8 @@ struct CacheRows {
   PageTable table;
   PageSplit split;
 
-  CacheRows(const TensorView& cache, const TensorView& block_table, int64_t b, int64_t h)
+  // Always inlined: a copy of its own would be one that all instruction sets share.
+  __attribute__((always_inline)) CacheRows(const TensorView& cache, const TensorView& block_table, int64_t b, int64_t h)
       : base(static_cast<const char*>(cache.data) + h * cache.stride_bytes(1)),
         page_stride(cache.stride_bytes(0)),
         row_stride(cache.stride_bytes(2)),
