@@ -6,6 +6,7 @@
     python tools/docs_tables.py readme bench.json        README.md: the main lines of the same
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
     python tools/docs_tables.py delta eval.json          docs/delta.md from `python -m sic_kernels eval delta --json`
+    python tools/docs_tables.py delta-speed bench.json   docs/delta.md from `python -m sic_kernels bench --family delta --json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
     python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`
@@ -21,7 +22,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
-    "delta": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md", "readme": "../README.md",
+    "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md", "readme": "../README.md",
 }  # fmt: skip
 
 
@@ -216,7 +217,7 @@ def main(arguments):
     name, *files = arguments
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
-        "gpu": gpu, "triton": triton, "readme": readme,
+        "gpu": gpu, "triton": triton, "readme": readme, "delta-speed": speed,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))
