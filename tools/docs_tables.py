@@ -22,7 +22,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
-    "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md", "readme": "../README.md",
+    "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
+    "readme": "../README.md",
 }  # fmt: skip
 
 
