@@ -35,7 +35,7 @@ def questions(kind: str, turn: int) -> list[tuple[int | None, int, object]]:
 
 
 @pytest.mark.parametrize("kind", ["list", "array"])
-def bench_lookup(kind, benchmark, fact):
+def bench_lookup(kind, benchmark, microseconds):
     index, _ = filled()
     assert all(index.lookup("tenant", parent, tokens) == handle for parent, handle, tokens in questions(kind, 0))
     turns = iter(range(1, 1000))
@@ -45,29 +45,15 @@ def bench_lookup(kind, benchmark, fact):
             index.lookup("tenant", parent, tokens)
 
     benchmark.pedantic(ask, setup=lambda: ((questions(kind, next(turns)),), {}), rounds=15)
-    if benchmark.stats is not None:
-        us = 1e6 * benchmark.stats.stats.median / LOOKUPS
-        fact(
-            f"look-up of a present block of {BLOCK} tokens ({kind}) among {ENTRIES:,}, from Python",
-            f"{us:.2f} us",
-            target=f"<= {LOOKUP_US:g} us",
-            reached=us <= LOOKUP_US,
-            us=us,
-        )
+    microseconds(
+        f"look-up of a present block of {BLOCK} tokens ({kind}) among {ENTRIES:,}, from Python", LOOKUP_US, LOOKUPS
+    )
 
 
-def bench_name(benchmark, fact):
+def bench_name(benchmark, microseconds):
     """A chain of 1000 blocks in one call, so that the call itself does not count."""
     index = BlockIndex(1)
     tokens = np.arange(1000 * BLOCK, dtype=np.int32)
     assert index.digests("tenant", tokens, BLOCK)[0] == index.digest(index.insert("tenant", None, tokens[:BLOCK]))
     benchmark.pedantic(lambda: index.digests("tenant", tokens, BLOCK), rounds=50, warmup_rounds=2)
-    if benchmark.stats is not None:
-        us = 1e6 * benchmark.stats.stats.median / 1000
-        fact(
-            f"BLAKE2b name of a block of {BLOCK} tokens",
-            f"{us:.2f} us",
-            target=f"<= {NAME_US:g} us",
-            reached=us <= NAME_US,
-            us=us,
-        )
+    microseconds(f"BLAKE2b name of a block of {BLOCK} tokens", NAME_US, 1000)

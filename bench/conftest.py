@@ -108,6 +108,18 @@ def fact(benchmark: Any) -> Callable[..., None]:
     return report
 
 
+@pytest.fixture
+def microseconds(benchmark: Any, fact: Callable[..., None]) -> Callable[..., None]:
+    """Report what was timed against a bound: microseconds(name, bound, each), `each` calls in a round."""
+
+    def report(name: str, bound: float, each: int = 1) -> None:
+        if benchmark.stats is not None:
+            us = 1e6 * benchmark.stats.stats.median / each
+            fact(name, f"{us:.2f} us", target=f"<= {bound:g} us", reached=us <= bound, us=us)
+
+    return report
+
+
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     machine_info["sic"] = measure.machine() | {"bandwidth": bandwidth(), "quick": bool(config.getoption("quick"))}
 

@@ -71,3 +71,32 @@ def one_torch_thread_on_the_emulator(request):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tiny models: a thread pool only costs, and beside other busy processes it costs a hundredfold."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plain(one_thread):
+    """A small random Llama as transformers runs it."""
+    from tiny_llama import random_llama
+
+    return random_llama()
+
+
+@pytest.fixture(scope="module")
+def model(one_thread):
+    """The same with sliced attention."""
+    from tiny_llama import random_llama
+
+    from sic_kernels.integrations.transformers import enable
+
+    return enable(random_llama())

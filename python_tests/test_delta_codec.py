@@ -213,7 +213,7 @@ def test_rope_against_the_formula(dim, D, interleaved):
 
 
 def hugging_face_config(**given):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
     base = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
     return transformers.LlamaConfig(**base, **given)
 

@@ -9,31 +9,14 @@ transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'sic_kernels[demo]'"
 )
 
-from test_integration_transformers import generate, padded, policy, prompt, random_llama  # noqa: E402
+from tiny_llama import generate, padded, policy, prompt  # noqa: E402
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
 from sic_kernels import ArgumentError, metrics  # noqa: E402
 from sic_kernels.delta import Codec, Rope, Templates  # noqa: E402
 from sic_kernels.integrations.delta import DeltaCache  # noqa: E402
-from sic_kernels.integrations.transformers import enable  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return random_llama()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return enable(random_llama())
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cache_of(model, preset="raw", dtype=torch.float32, policy=None, **options):

@@ -11,70 +11,17 @@ transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'sic_kernels[demo]'"
 )
 
+from tiny_llama import generate, padded, policy, prompt  # noqa: E402
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
-from sic_kernels import ArgumentError, SicError, metrics, slicing, trace  # noqa: E402
+from sic_kernels import ArgumentError, SicError, metrics, trace  # noqa: E402
 from sic_kernels.integrations.transformers import SlicedCache, enable  # noqa: E402
 from sic_kernels.runtime import config  # noqa: E402
 
 ALL = {"ratio": 1.0, "sink": 0, "recent": 0}  # reads everything: must answer as the plain model
 
 
-def policy(**options):
-    return slicing.SlicePolicy(**{"min_len": 0, "max_omitted_mass": None, **options})
-
-
-def random_llama(kv_heads=2, layers=3, seed=0):
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=kv_heads, max_position_embeddings=1024, pad_token_id=0, bos_token_id=1, eos_token_id=None,
-        initializer_range=0.5,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tiny models: a thread pool only costs, and beside other busy processes it costs a hundredfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return random_llama()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return enable(random_llama())
-
-
-def prompt(batch=1, tokens=96, seed=1):
-    return torch.randint(2, 160, (batch, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def padded(lengths, seed=1):
-    """Left-padded ids and mask, and the rows alone."""
-    width = max(lengths)
-    ids, mask, rows = (
-        torch.zeros(len(lengths), width, dtype=torch.long),
-        torch.zeros(len(lengths), width, dtype=torch.long),
-        [],
-    )
-    for i, n in enumerate(lengths):
-        row = prompt(1, n, seed + i)
-        ids[i, width - n :], mask[i, width - n :] = row, 1
-        rows.append(row)
-    return ids, mask, rows
-
-
-def generate(model, ids, cache=None, steps=12, **options):
-    with torch.inference_mode():
-        return model.generate(ids, cache=cache, max_new_tokens=steps, do_sample=False, **options)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_everything_selected_equals_the_plain_model(plain, model):
