@@ -8,7 +8,6 @@
 
 namespace sic::cpu::SIC_ISA {
 
-constexpr int kMaxGroups = delta::kMaxTemplates / delta::kLanes;
 constexpr float kMaxScale = 65504;  // of half precision
 
 // ---- nearest template ----
@@ -79,6 +78,11 @@ SIC_INLINE vf load_part(const T* row, int d, int n) {
   return d + W <= n ? load(row + d) : d < n ? load_first(row + d, n - d) : vf{};
 }
 
+// The nearest integers, ties to even, of |x| < 2^22.
+SIC_INLINE vi nearest_integers(vf x) {
+  return bit_cast<vi>(x + splat(12582912.0f)) - 0x4b400000;  // 1.5 * 2^23, and its bits
+}
+
 // x less the mean, as integers within +-127; returns what one of them stands for. x, temp: padded with zeros.
 inline float to_search_integers(const HeadTemplates& t, const float* x, float* temp, int8_t* q) {
   vf largest = {};
@@ -89,10 +93,10 @@ inline float to_search_integers(const HeadTemplates& t, const float* x, float* t
   }
   const float top = reduce_max(largest);
   const bool usable = top >= slicing::kSmallestQuery && top <= std::numeric_limits<float>::max();
-  const vf inverse = splat(usable ? 127.0f / top : 0.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: rounds
+  const vf inverse = splat(usable ? 127.0f / top : 0.0f);
   for (int d = 0; d < 4 * t.quads; d += W) {
     const vf v = max(min(load(temp + d) * inverse, splat(127.0f)), splat(-127.0f));
-    const vi level = usable ? bit_cast<vi>(v + magic) - 0x4b400000 : vi{};
+    const vi level = usable ? nearest_integers(v) : vi{};
     typedef int8_t vq __attribute__((vector_size(W)));
     store_as(q + d, __builtin_convertvector(level, vq));
   }
@@ -148,10 +152,9 @@ inline void quantise(const float* y, float units, int n, float* size, int32_t* c
 }
 template <>
 inline void quantise<8>(const float* y, float units, int n, float* size, int32_t* codes) {
-  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: rounds
   for (int d = 0; d < n; d += W) {
     const vf u = load(y + d) * splat(units), a = min(abs(u), splat(float{delta::kMaxLevel8}));
-    const vi level = bit_cast<vi>(a + magic) - 0x4b400000, negative = u < vf{};
+    const vi level = nearest_integers(a), negative = u < vf{};
     store(size + d, __builtin_convertvector(level, vf));
     store_as(codes + d, 128 + ((negative & -level) | (~negative & level)));
   }
@@ -248,9 +251,7 @@ inline bool keep_finite(float* x, int D) {
 inline void residual(const HeadTemplates& t, int id, int64_t rotation, RowRoom& room) {
   const int D = t.D;
   const f16_t* centre = t.centres + int64_t{id} * D;
-  for (int d = 0; d < D; d += W) {
-    store(room.y + d, load(room.x + d) - load_part(centre, d, D));
-  }
+  for (int d = 0; d < D; d += W) store(room.y + d, load(room.x + d) - load_part(centre, d, D));
   rotation == 0 ? rotate(room.y, D) : rotate_strided(room.y, D, static_cast<int>(rotation));
   for (int d = D; d < D + delta::kLanes; ++d) room.y[d] = 0;
 }

@@ -37,9 +37,7 @@ struct KeyHead : CodedHead {
 inline void add_centre(const CodedHead& head, int id, float scale, float* x) {
   const f16_t* centre = head.centres + int64_t{id} * head.D;
   int d = 0;
-  for (; d + W <= head.D; d += W) {
-    store(x + d, fma(load(x + d), splat(scale), load(centre + d)));
-  }
+  for (; d + W <= head.D; d += W) store(x + d, fma(load(x + d), splat(scale), load(centre + d)));
   for (; d < head.D; ++d) x[d] = x[d] * scale + to_float(centre[d]);
 }
 
