@@ -113,7 +113,7 @@ class Codec:
     def preset(
         cls, name: str, k_templates: Templates, v_templates: Templates, rope: Rope | None = None, **options: Any
     ):
-        """A codec by name; `options` are further arguments of `Codec`.
+        """A codec by name; `options` are further arguments of `Codec`, or in place of the preset's.
 
         "k4v4", "k3v3", "k2v2": bits of keys and values.  "q8": 8 bits each.  "raw": every row is kept raw, in the same pages:
         what a comparison runs on; it saves nothing.
@@ -121,9 +121,10 @@ class Codec:
         if not isinstance(name, str) or name not in PRESETS:
             raise ArgumentError.of("Codec.preset", "name", repr(name), "|".join(PRESETS))
         k_bits, v_bits, escape = PRESETS[name]
+        defaults: dict[str, Any] = {"k_bits": k_bits, "v_bits": v_bits}
         if escape is not None:
-            options = {"escape": escape, **options}
-        return cls(k_bits, v_bits, k_templates, v_templates, rope, **options)
+            defaults["escape"] = escape
+        return cls(k_templates=k_templates, v_templates=v_templates, rope=rope, **{**defaults, **options})
 
     @property
     def heads(self) -> int:

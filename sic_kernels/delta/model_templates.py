@@ -96,19 +96,18 @@ class ModelTemplates:
         """A `Codec` for every layer. k_bits, v_bits: in place of the preset's, one number or one a layer; options: of `Codec`."""
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ArgumentError.of("codecs", "preset", repr(preset), "|".join(PRESETS))
-        k_default, v_default, escape = PRESETS[preset]
+        k_default, v_default, _ = PRESETS[preset]
         layers = self.shape.layers
         k_each, v_each = (
             _per_layer("k_bits", k_bits, k_default, layers),
             _per_layer("v_bits", v_bits, v_default, layers),
         )
-        if escape is not None:
-            options = {"escape": escape, **options}
         ropes = self.shape.ropes
         made = []
         for layer in range(layers):
             k, v = (t[layer] if device is None else t[layer].to(device) for t in (self.keys, self.values))
-            made.append(Codec(k_each[layer], v_each[layer], k, v, ropes[layer], **options))
+            bits = {"k_bits": k_each[layer], "v_bits": v_each[layer]}
+            made.append(Codec.preset(preset, k, v, ropes[layer], **bits, **options))
         return made
 
     def check_model(self, model: Any) -> None:
