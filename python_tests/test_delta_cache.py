@@ -181,6 +181,20 @@ def test_a_failed_first_layer_leaves_no_trace(monkeypatch):
     assert_holds(cache, 0, [torch.cat((g, x[0]), 1) for g, x in zip(given[0], (k, v))])
 
 
+def test_a_step_that_cannot_begin_leaves_no_trace(monkeypatch):
+    cache, given = filled(steps=2)  # its last step coded some of the tail
+
+    def fail(pages):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._pool, "grow", fail)
+        with pytest.raises(MemoryError):
+            cache.append(0, *rows(1, 4000, seed=2))
+    assert cache.coded == (64,)
+    assert_holds(cache, 0, given[0])
+
+
 def test_sizes_are_itemised():
     cache, _ = filled((160,), capacity=160)
     parts = cache.nbytes_by_part()

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError
-from ..slicing.index import calibrate, key_sketch
-from ..slicing.paged_rows import PagedRows
+from ..slicing.cache import CALIBRATION_TOKENS
+from ..slicing.index import key_sketch
+from ..slicing.paged_rows import LayerStore, PagedRows
 from ..slicing.types import KeySketch, SketchParams
 from .codec import Codec
 from .ops import RawTail, decode, delta_attention, encode
@@ -25,24 +26,22 @@ from .pages import DeltaPages
 
 Tensor = torch.Tensor
 
-CALIBRATION_TOKENS = 64  # fewer keys give no useful centre of the sketch; until then there is none
 PLANES = 2
 
 
-class _LayerCodes:
+class _LayerCodes(LayerStore):
     """The arrays of one layer: coded pages, the raw tail of every row, the key sketch."""
 
+    owner: DeltaKVCache
+
     def __init__(self, owner: DeltaKVCache, codec: Codec) -> None:
-        self.owner, self.codec = owner, codec
+        super().__init__(owner)
+        self.codec = codec
         self.coded: DeltaPages | None = None
         self.k_tail, self.v_tail = (  # [B,page,Hkv,D]: rows as encode takes them
             torch.zeros(owner.batch, owner.page_size, owner.kv_heads, width, dtype=owner.dtype, device=owner.device)
             for width in (owner.head_dim, owner.v_head_dim)
         )
-        self.params: SketchParams | None = None
-        self.bits: Tensor | None = None
-        self.norm: Tensor | None = None
-        self.pages = 0
 
     def grow(self, pages: int) -> None:
         o, old = self.owner, self.coded
@@ -66,15 +65,6 @@ class _LayerCodes:
             return rows
         before = 0 if self.coded is None else self.coded.raw.shape[0]
         return max(before, min(rows, o.batch * o.kv_heads * self.codec.sinks + -(-rows // o.rows_per_outlier)))
-
-    def grow_index(self, pages: int) -> None:
-        o = self.owner
-        row = PLANES * o.page_size * -(-o.head_dim // 8)
-        bits = torch.zeros(o.kv_heads, pages, row, dtype=torch.uint8, device=o.device)
-        norm = torch.zeros(o.kv_heads, pages, o.page_size, dtype=torch.bfloat16, device=o.device)
-        if self.bits is not None and self.norm is not None:
-            bits[:, : self.bits.shape[1]], norm[:, : self.norm.shape[1]] = self.bits, self.norm
-        self.bits, self.norm = bits, norm
 
     def copy_page(self, source: int, target: int) -> None:
         assert self.coded is not None
@@ -105,9 +95,8 @@ class DeltaKVCache(PagedRows):
     row at position i (padding takes no place). Shapes: B rows, T new tokens, Hkv KV heads.
 
     * dtype: of the raw tail and of raw rows (float16, bfloat16, float32).  rows_per_outlier: of the coded rows, for one raw row
-      of room besides the sinks. The table grows when it is nearly full (on a CUDA device: only together with the pages, as
-      reading its state would wait for the device); a row that finds no room is coded all the same, counted in
-      `rows_without_room()`, and logged.
+      of room besides the sinks. The table grows when a row finds no room (on a CUDA device: only together with the pages, as
+      reading its state would wait for the device; such a row is coded all the same and counted in `rows_without_room()`).
     * params: one `SketchParams` a layer; a layer without is calibrated once, as in `SlicedKVCache`.
     * capacity: tokens to reserve at once, over all rows.
     * Deterministic; every method raises `ArgumentError` before anything is changed. Not thread-safe.
@@ -147,17 +136,12 @@ class DeltaKVCache(PagedRows):
         self._coded = [0] * batch  # tokens of each row that are coded; the others wait in its tail
         self._before = self._coded
         self._moves: _Moves | None = None  # of the current step
-        self._start_tensor: Tensor | None = None
+        self._start_positions: Tensor | None = None
         self._store = [_LayerCodes(self, codec) for codec in codecs]
         for store, layer_params in zip(self._store, self._checked_params("DeltaKVCache", params)):
             store.params = layer_params
 
     # --- what it holds ------------------------------------------------------------------------------------------
-
-    @property
-    def params(self) -> list[SketchParams | None]:
-        """Per layer: what the sketch was calibrated with, None before calibration."""
-        return [store.params for store in self._store]
 
     @property
     def coded(self) -> tuple[int, ...]:
@@ -189,11 +173,7 @@ class DeltaKVCache(PagedRows):
         store = self._store[layer]
         if store.bits is not None:
             self.coded_pages(layer)  # as many pages as the block table speaks of
-        if store.bits is None or store.norm is None or store.params is None:
-            return None
-        return KeySketch(
-            store.bits.transpose(0, 1), store.norm.transpose(0, 1), store.params, self.head_dim, self.page_size
-        )
+        return store.sketch()
 
     def rows_without_room(self) -> int:
         """Rows that were to be kept raw and were coded for want of room; synchronises a GPU."""
@@ -220,18 +200,17 @@ class DeltaKVCache(PagedRows):
 
     # --- growing ------------------------------------------------------------------------------------------------
 
-    def _begin_step(self, T: int, live: Tensor | None) -> None:
-        before = list(self._lengths)
-        super()._begin_step(T, live)
-        self._moves = _Moves(self, before, T)
-        self._before = self._coded
+    def _begin_step(self, T: int, live: Tensor | None) -> list[int]:
+        self._before, before = self._coded, list(self._lengths)
+        slots = super()._begin_step(T, live)
+        self._moves = _Moves(self, before, T, slots)
         self._coded = self._moves.coded
-        self._start_tensor = None
+        self._start_positions = None
+        return slots
 
     def _undo_step(self, lengths: list[int]) -> None:
         super()._undo_step(lengths)
-        if self._moves is not None:
-            self._coded, self._moves, self._start_tensor = self._before, None, None
+        self._coded = self._before
 
     def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Code what now fills pages, oldest first; what is left waits in the tail."""
@@ -262,16 +241,14 @@ class DeltaKVCache(PagedRows):
             self._store[layer].grow_raw(missing)
             encode(codec, k, v, positions, slots, self.coded_pages(layer), index=index)
 
-    def _first_index(self, layer: int) -> None:
-        """Calibrate on what the layer holds, if that is enough, and index all that is coded."""
-        store = self._store[layer]
-        if store.params is None:
-            enough = store.codec.sinks + CALIBRATION_TOKENS
-            row = next((row for row, n in enumerate(self._coded) if n >= enough), None)
-            if row is None:
-                return
-            store.params = calibrate(self.row(layer, row)[0][:, store.codec.sinks : self._coded[row]].transpose(0, 1))
-        store.grow_index(len(self._pool.refs))
+    def _calibration_keys(self, layer: int) -> Tensor | None:
+        sinks = self._store[layer].codec.sinks
+        for row, n in enumerate(self._coded):
+            if n >= sinks + CALIBRATION_TOKENS:
+                return self.row(layer, row)[0][:, sinks:n].transpose(0, 1)
+        return None
+
+    def _index_all(self, layer: int) -> None:
         for row, n in enumerate(self._coded):
             if n:
                 self._index_row(layer, row, n)
@@ -296,17 +273,19 @@ class DeltaKVCache(PagedRows):
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def _tail_start(self) -> Tensor:
-        if self._start_tensor is None:
-            self._start_tensor = self._lens(self._coded)
-        return self._start_tensor
+        if self._start_positions is None:
+            self._start_positions = self._lens(self._coded)
+        return self._start_positions
+
+    def _forget_tables(self) -> None:
+        super()._forget_tables()
+        self._start_positions = None
 
     def _rows_cut(self, start: list[int]) -> None:
         self._coded = [min(coded, n) for coded, n in zip(self._coded, self._lengths)]
-        self._start_tensor = None
 
     def _rows_reordered(self, chosen: list[int]) -> None:
         self._coded = [self._coded[row] for row in chosen]
-        self._start_tensor = None
         rows = torch.tensor(chosen, dtype=torch.int64, device=self.device)
         for store in self._store:
             store.k_tail, store.v_tail = store.k_tail[rows], store.v_tail[rows]
@@ -318,12 +297,12 @@ class _Moves:
     `into_tail` of the tail.
     """
 
-    def __init__(self, cache: DeltaKVCache, before: list[int], T: int) -> None:
+    def __init__(self, cache: DeltaKVCache, before: list[int], T: int, slots: list[int]) -> None:
         size = cache.page_size
         self.coded: list[int] = []
         tail_slots: list[int] = []
         tail_positions: list[int] = []
-        slots = cache._slots.tolist()  # type: ignore[union-attr]
+        slots = list(slots)
         positions, into_tail, from_row = [0] * len(slots), [], []
         for row, (old, new, coded) in enumerate(zip(before, cache._lengths, cache._coded)):
             full = max(coded, new // size * size)

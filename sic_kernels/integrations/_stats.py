@@ -167,6 +167,6 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
 def _index_bytes(pages: PagedRows, tokens: int) -> int:
     """Index bytes that selection reads for `tokens` visible tokens (times KV heads): all planes, in one pass."""
     if pages.unit == "page":
-        element = torch.empty((), dtype=pages.dtype).element_size()
+        element = pages.dtype.itemsize
         return tokens * 2 * pages.head_dim * element // pages.page_size
     return tokens * (pages.planes * -(-pages.head_dim // 8) + 2)

@@ -100,8 +100,8 @@ class DeltaCache(SlicedCache):
         pages: Any = self.pages
         if pages is None or not sum(pages.lengths):
             return
-        element = torch.empty((), dtype=torch.float16).element_size()
-        plain = sum(pages.lengths) * pages.layers * pages.kv_heads * (pages.head_dim + pages.v_head_dim) * element
+        row = (pages.head_dim + pages.v_head_dim) * torch.float16.itemsize
+        plain = sum(pages.lengths) * pages.layers * pages.kv_heads * row
         metrics.get("sic_delta_size_ratio").set(pages.nbytes() - pages.nbytes_by_part()["index"], plain)
         lost = pages.rows_without_room()
         if lost:

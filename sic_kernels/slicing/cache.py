@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from ..runtime import native
 from ..runtime.errors import ArgumentError
 from .attention import append_kv
-from .index import calibrate, key_sketch, page_summary
-from .paged_rows import PagedRows, count
-from .types import UNITS, KeySketch, SketchParams, code_of
+from .index import key_sketch, page_summary
+from .paged_rows import LayerStore, PagedRows, count
+from .types import UNITS, SketchParams, code_of
 
 Tensor = torch.Tensor
 
@@ -31,14 +30,14 @@ CALIBRATION_TOKENS = 64  # fewer keys give no useful centre; until then attentio
 MASSIVE_TOKENS = 4  # the first keys of a sequence are outliers and would drag the centre
 
 
-class _LayerPages:
-    """The arrays of one layer, head first, grown by whole chunks of pages."""
+class _LayerPages(LayerStore):
+    """The arrays of one layer: rows as they are, grown by whole chunks of pages."""
+
+    owner: SlicedKVCache
 
     def __init__(self, owner: SlicedKVCache) -> None:
-        self.owner = owner
-        self.k = self.v = self.bits = self.norm = self.summary = None  # type: Tensor | None
-        self.pages = 0  # that every array of the layer has room for
-        self.params: SketchParams | None = None
+        super().__init__(owner)
+        self.k = self.v = self.summary = None  # type: Tensor | None
 
     def arrays(self) -> list[Tensor]:
         return [array for array in (self.k, self.v, self.bits, self.norm, self.summary) if array is not None]
@@ -58,29 +57,14 @@ class _LayerPages:
 
     def grow_index(self, pages: int) -> None:
         o = self.owner
-        if o.unit == "page":
-            dtype = torch.float32 if o.dtype == torch.float8_e4m3fn else o.dtype
-            self.summary = self._grown(self.summary, pages, (2, o.head_dim), dtype, zero=True)
-            return
-        row = o.planes * o.page_size * -(-o.head_dim // 8)
-        bits = self._grown(self.bits, pages, (row,), torch.uint8, zero=True)
-        self.norm = self._grown(self.norm, pages, (o.page_size,), torch.bfloat16, zero=True)
-        self.bits = bits
+        if o.unit == "token":
+            return super().grow_index(pages)
+        dtype = torch.float32 if o.dtype == torch.float8_e4m3fn else o.dtype
+        self.summary = self._grown(self.summary, pages, (2, o.head_dim), dtype, zero=True)
 
     def forget_index(self) -> None:
-        self.bits = self.norm = self.summary = None
-
-    def _grown(
-        self, old: Tensor | None, pages: int, row: tuple[int, ...], dtype: torch.dtype, zero: bool = False
-    ) -> Tensor:
-        new = torch.empty(self.owner.kv_heads, pages, *row, dtype=dtype, device=self.owner.device)
-        if new.device.type == "cpu":
-            native.module().advise_huge_pages(new)  # a hint; scattered rows otherwise miss the TLB at every read
-        if zero:
-            new.zero_()
-        if old is not None:
-            new[:, : old.shape[1]] = old
-        return new
+        super().forget_index()
+        self.summary = None
 
     def copy_page(self, source: int, target: int) -> None:
         for array in self.arrays():
@@ -146,11 +130,6 @@ class SlicedKVCache(PagedRows):
         if self.unit == "token" and self.head_dim > SKETCH_MAX_DIM:
             raise ArgumentError.of("SlicedKVCache", "head_dim", self.head_dim, f"1 to {SKETCH_MAX_DIM} for a sketch")
 
-    @property
-    def params(self) -> list[SketchParams | None]:
-        """Per layer: what the sketch was calibrated with, None before calibration."""
-        return [store.params for store in self._store]
-
     def keys(self, layer: int) -> Tensor:
         """`[P,Hkv,page,Dk]`, a view."""
         return self._array(layer, "k").transpose(0, 1)
@@ -164,11 +143,7 @@ class SlicedKVCache(PagedRows):
         store = self._store[layer]
         if store.summary is not None:
             return store.summary.transpose(0, 1)
-        if store.bits is None or store.norm is None or store.params is None:
-            return None
-        return KeySketch(
-            store.bits.transpose(0, 1), store.norm.transpose(0, 1), store.params, self.head_dim, self.page_size
-        )
+        return store.sketch()
 
     def tensors(self, layer: int) -> tuple[Tensor, Tensor, Any, Tensor, Tensor]:
         """(k_cache, v_cache, index, block_table, seq_lens): the arguments that `attend` takes after `q`."""
@@ -188,7 +163,6 @@ class SlicedKVCache(PagedRows):
     # --- growing -------------------------------------------------------------------------------------------------
 
     def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Keys, values and index of the step's tokens in one layer."""
         store = self._store[layer]
         if store.pages < len(self._pool.refs) or store.k is None:
             store.grow(len(self._pool.refs))
@@ -201,28 +175,14 @@ class SlicedKVCache(PagedRows):
         """In the cache's type; for an f8 cache in float32, as `append_kv` saturates where torch's cast may not."""
         return x.to(torch.float32 if self.dtype == torch.float8_e4m3fn else self.dtype)
 
-    def _first_index(self, layer: int) -> None:
-        """Calibrate on what the layer holds, if that is enough, and index all of it."""
-        store, params = self._store[layer], self._store[layer].params
-        if self.unit == "token" and params is None:
-            samples = self._calibration_keys(layer)
-            if samples is None:
-                return
-            store.params = calibrate(samples)
-        try:
-            store.grow_index(len(self._pool.refs))
-            self._rebuild(layer, [0] * self.batch)
-        except BaseException:
-            store.forget_index()
-            store.params = params
-            raise
-
     def _calibration_keys(self, layer: int) -> Tensor | None:
-        """`[N,Hkv,D]` of the first row that has enough, so that its neighbours do not change its params."""
         for row, n in enumerate(self._lengths):
             if n >= MASSIVE_TOKENS + CALIBRATION_TOKENS:
                 return self.row(layer, row)[0][:, MASSIVE_TOKENS:].transpose(0, 1)
         return None
+
+    def _index_all(self, layer: int) -> None:
+        self._rebuild(layer, [0] * self.batch)
 
     def _rows_cut(self, start: list[int]) -> None:
         for layer in range(self.layers):  # the keys of a page that was cut

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import heapq
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from ..runtime import native
 from ..runtime.errors import ArgumentError
-from .types import SketchParams, integer
+from .index import calibrate
+from .types import KeySketch, SketchParams, integer
 
 Tensor = torch.Tensor
 
@@ -66,21 +69,60 @@ def _whole_numbers(op: str, arg: str, values: Any) -> list[int]:
         raise ArgumentError.of(op, arg, repr(values), "whole numbers") from None
 
 
-class LayerStore(Protocol):
-    """The arrays of one layer. pages: how many there is room for; 0 until the first `grow`."""
+class LayerStore(ABC):
+    """The arrays of one layer, and the key sketch that goes with them. Arrays are head first, `[Hkv,P,...]`.
 
-    pages: int
+    pages: how many there is room for; 0 until the first `grow`.  params: of the sketch, None before calibration.
+    """
 
+    def __init__(self, owner: PagedRows) -> None:
+        self.owner = owner
+        self.pages = 0
+        self.params: SketchParams | None = None
+        self.bits: Tensor | None = None
+        self.norm: Tensor | None = None
+
+    @abstractmethod
     def grow(self, pages: int) -> None:
         """Room for `pages` pages in every array, or, when memory runs out, in none."""
 
+    @abstractmethod
     def copy_page(self, source: int, target: int) -> None: ...
 
+    @abstractmethod
     def parts(self) -> dict[str, int]:
         """Bytes allocated, by the names of `nbytes_by_part`."""
 
+    def grow_index(self, pages: int) -> None:
+        o = self.owner
+        bits = self._grown(self.bits, pages, (o.planes * o.page_size * -(-o.head_dim // 8),), torch.uint8, zero=True)
+        self.norm = self._grown(self.norm, pages, (o.page_size,), torch.bfloat16, zero=True)
+        self.bits = bits
 
-class PagedRows:
+    def forget_index(self) -> None:
+        self.bits = self.norm = None
+
+    def sketch(self) -> KeySketch | None:
+        """None before calibration."""
+        if self.bits is None or self.norm is None or self.params is None:
+            return None
+        o = self.owner
+        return KeySketch(self.bits.transpose(0, 1), self.norm.transpose(0, 1), self.params, o.head_dim, o.page_size)
+
+    def _grown(
+        self, old: Tensor | None, pages: int, row: tuple[int, ...], dtype: torch.dtype, zero: bool = False
+    ) -> Tensor:
+        new = torch.empty(self.owner.kv_heads, pages, *row, dtype=dtype, device=self.owner.device)
+        if new.device.type == "cpu":
+            native.module().advise_huge_pages(new)  # a hint; scattered rows otherwise miss the TLB at every read
+        if zero:
+            new.zero_()
+        if old is not None:
+            new[:, : old.shape[1]] = old
+        return new
+
+
+class PagedRows(ABC):
     """The base of the caches: rows, their lengths and pages, and one step after another into all layers.
 
     A subclass fills `_store` with one `LayerStore` a layer and writes the step's tokens in `_write`.
@@ -128,8 +170,6 @@ class PagedRows:
             raise ArgumentError.of(op, name, got, want)
         return params if centre.device.type == self.device.type else params.to(self.device)
 
-    # --- what it holds ------------------------------------------------------------------------------------------
-
     def _start(self, batch: int, capacity: int) -> None:
         """No tokens; pages for `capacity` of them, over all rows and however they are spread."""
         self._pool = PagePool()
@@ -143,17 +183,26 @@ class PagedRows:
         size = self.page_size
         self._grow_pool(min(capacity, (capacity + batch * (size - 1)) // size))
 
+    @abstractmethod
     def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        raise NotImplementedError
+        """Keys, values and index of the step's tokens in one layer."""
 
+    @abstractmethod
     def row(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[Hkv,n,D]` of one row."""
-        raise NotImplementedError
 
-    def _rows_cut(self, start: list[int]) -> None:
+    @abstractmethod
+    def _calibration_keys(self, layer: int) -> Tensor | None:
+        """`[N,Hkv,D]` of the first row that has enough, so that its neighbours do not change its params."""
+
+    @abstractmethod
+    def _index_all(self, layer: int) -> None:
+        """Index entries of all that the layer holds, in arrays that have room."""
+
+    def _rows_cut(self, start: list[int]) -> None:  # noqa: B027 (most have nothing to do)
         """After `crop`: row r's last page is to be looked at from token start[r] on (its length: nothing is)."""
 
-    def _rows_reordered(self, chosen: list[int]) -> None:
+    def _rows_reordered(self, chosen: list[int]) -> None:  # noqa: B027 (most have nothing to do)
         """After `reorder`: new row i was row chosen[i]."""
 
     # --- what it holds ------------------------------------------------------------------------------------------
@@ -161,12 +210,17 @@ class PagedRows:
     @property
     def plain_row_bytes(self) -> int:
         """Bytes of key and value of one token and head in `dtype`."""
-        return (self.head_dim + self.v_head_dim) * torch.empty((), dtype=self.dtype).element_size()
+        return (self.head_dim + self.v_head_dim) * self.dtype.itemsize
 
     @property
     def row_bytes(self) -> int:
         """The same as they are stored."""
         return self.plain_row_bytes
+
+    @property
+    def params(self) -> list[SketchParams | None]:
+        """Per layer: what the sketch was calibrated with, None before calibration."""
+        return [store.params for store in self._store]
 
     @property
     def batch(self) -> int:
@@ -260,8 +314,24 @@ class PagedRows:
         if self._behind and self._slots is not None and self._slots.numel() != self.batch * k.shape[2]:
             raise ArgumentError.of("append", "k", f"{k.shape[2]} tokens", "as many as the first layer of this step")
 
-    def _begin_step(self, T: int, live: Tensor | None) -> None:
-        """Allocate pages for the step and work out the slot of every token."""
+    def _first_index(self, layer: int) -> None:
+        """Calibrate on what the layer holds, if that is enough, and index all of it."""
+        store, params = self._store[layer], self._store[layer].params
+        if self.unit == "token" and params is None:
+            samples = self._calibration_keys(layer)
+            if samples is None:
+                return
+            store.params = calibrate(samples)
+        try:
+            store.grow_index(len(self._pool.refs))
+            self._index_all(layer)
+        except BaseException:
+            store.forget_index()
+            store.params = params
+            raise
+
+    def _begin_step(self, T: int, live: Tensor | None) -> list[int]:
+        """Allocate pages for the step and work out the slot of every token `[B*T]`, which is returned."""
         mask = [[True] * T] * self.batch if live is None else live.bool().tolist()
         new = [sum(row) for row in mask]
         needed = sum(-(-(n + add) // self.page_size) - len(p) for n, add, p in zip(self._lengths, new, self._pages))
@@ -276,6 +346,7 @@ class PagedRows:
         if needed:
             self._table = None
         self._behind = set(range(self.layers))
+        return slots
 
     def _undo_step(self, lengths: list[int]) -> None:
         """After a failed first layer: rows as they were. (The pool may have grown, which nobody sees.)"""
