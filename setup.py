@@ -95,12 +95,14 @@ class BuildNative(build_ext):
             raise SystemExit(f"sic_kernels: the build made no {module.name}")
 
     def copy_extensions_to_source(self) -> None:
-        """Editable installs: setuptools copies the module beside the Python files; _native goes with it."""
+        """Editable installs: setuptools copies the module beside the Python files; _native and _simt go with it."""
         super().copy_extensions_to_source()
-        built = Path(self.build_lib) / "sic_kernels" / "_native"
-        here = ROOT / "sic_kernels" / "_native"
-        shutil.rmtree(here, ignore_errors=True)
-        shutil.copytree(built, here)
+        built, here = Path(self.build_lib) / "sic_kernels", ROOT / "sic_kernels"
+        shutil.rmtree(here / "_native", ignore_errors=True)
+        shutil.copytree(built / "_native", here / "_native")
+        for module in built.glob("_simt.*"):  # with SIC_CMAKE_ARGS=-DSIC_SIMT=ON
+            shutil.copy2(module, here / f".{module.name}")
+            (here / f".{module.name}").replace(here / module.name)  # a process that has the old one open keeps it
 
 
 setup(

@@ -35,8 +35,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 450  # of everything
+FAMILIES = ("slicing", "delta")
 JOBS = 8  # processes at a time that share the GPU
-PASSED, FAILED, SKIPPED, TIMED_OUT = "passed", "failed", "skipped", "timed out"
+PASSED, FAILED, SKIPPED, TIMED_OUT, PLANNED = "passed", "failed", "skipped", "timed out", "would run"
 PACKAGES = (
     "torch",
     "triton",
@@ -181,7 +182,7 @@ def bench(check: Check) -> Outcome:
 
 def tests(check: Check) -> Outcome:
     """Every test of the backends; one that cannot be used is a failure."""
-    files = sorted((ROOT / "python_tests").glob("test_slicing_*.py"))
+    files = sorted(file for family in FAMILIES for file in (ROOT / "python_tests").glob(f"test_{family}_*.py"))
     jobs = [(backend, file) for file in files for backend in check.backends]
     with concurrent.futures.ThreadPoolExecutor(1 if check.dry else JOBS) as pool:
         done = dict(
@@ -282,7 +283,7 @@ def why_no_device() -> str | None:
         import torch
     except ImportError:
         return "torch is not installed"
-    return None if torch.cuda.is_available() else "torch.cuda.is_available() is False"
+    return None if torch.cuda.is_available() else "no GPU: torch.cuda.is_available() is False"
 
 
 def device_architecture() -> str:
@@ -357,6 +358,11 @@ def run_steps(check: Check, names: list[str], save: Callable[[list[dict[str, Any
                       "data": {k: v for k, v in outcome.data.items() if k not in ("stdout", "exit")}})  # fmt: skip
         if outcome.status in (FAILED, TIMED_OUT):
             print(outcome.said[-2000:], flush=True)
+        if check.dry:
+            print(
+                f"   {name}: {PLANNED if outcome.status == PASSED else f'{outcome.status}: {outcome.said}'}", flush=True
+            )
+            continue
         print(f"   {name}: {outcome.status}, {seconds:.1f} s", flush=True)
         save(steps)
     return steps
@@ -381,7 +387,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     names, why = selected(args.only), why_no_device()
     if why is not None and not args.dry_run and not args.rehearse:
-        print(f"device check: no GPU: {why}", file=sys.stderr)
+        print(f"device check: {why} ({sys.executable}; PYTHON chooses another)", file=sys.stderr)
         return 2
     begin, file = time.monotonic(), Path(os.environ.get("OUT", ".")) / "device_check.json"
     if not args.dry_run:

@@ -284,3 +284,9 @@ def test_a_stream_that_is_none_is_refused(cupy):
     op, inputs = problem("dense_f32")
     with pytest.raises(sic.BackendError, match="resource handle"):
         run(op, (DeviceArray(inputs[0]), *inputs[1:]), "simt")
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 32])
+def test_a_seed_that_is_none_is_refused(seed, simt):
+    with pytest.raises(sic.ArgumentError, match=r"^set_schedule: seed: got -?[\d.e+]+, expected 0 to 2\^32 - 1$"):
+        simt.set_schedule("random", seed)

@@ -58,6 +58,10 @@ KEPT = {
     "test_layouts": 3,
     "test_start_writes_only_from_its_page_on": 3,
     "test_extras_against_loops": 11,
+    "test_results_of_nonfinite_inputs": 17,
+    "test_integers_of_nonfinite_inputs": 11,
+    "test_nonfinite_values_keep_to_their_channel": 5,
+    "test_an_estimate_that_is_not_finite": 19,
     "test_start_rebuilds_from_its_page_on": 7,
     "test_every_key_lies_within_centre_and_radius": 5,
 }

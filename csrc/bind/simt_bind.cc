@@ -11,11 +11,13 @@
 namespace sic::bind {
 namespace {
 
-void set_schedule(const std::string& name, uint32_t seed) {
+void set_schedule(const std::string& name, int64_t seed) {
   constexpr const char* kNames[] = {"forward", "reverse", "random"};
+  const Check check("set_schedule");
+  check.value(seed >= 0 && seed < int64_t{1} << 32, "seed", static_cast<double>(seed), "0 to 2^32 - 1");
   for (int i = 0; i < 3; ++i)
-    if (name == kNames[i]) return simt::set_schedule(static_cast<simt::Schedule>(i), seed);
-  Check("set_schedule").fail("schedule", "'" + name + "'", "forward, reverse or random");
+    if (name == kNames[i]) return simt::set_schedule(static_cast<simt::Schedule>(i), static_cast<uint32_t>(seed));
+  check.fail("schedule", "'" + name + "'", "forward, reverse or random");
 }
 
 pybind11::dict counters() {

@@ -28,7 +28,11 @@ constexpr bool kHostIsDevice = false;
 #endif
 [[maybe_unused]] PyObject* just_made = nullptr;  // by output(), with nothing in it
 
+#if defined(SIC_SIMT)
+std::atomic<bool> check_devices{true};  // the emulator's memory is the host's: a check costs nothing
+#else
 std::atomic<bool> check_devices{false};
+#endif
 
 DType dtype_from(dlpack::DataType t) {
   if (t.lanes != 1) return DType::other;

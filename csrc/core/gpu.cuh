@@ -161,6 +161,9 @@ __device__ __forceinline__ float2 unpack_bf16x2(uint32_t v) {
 
 // ---- reductions: every thread receives the result, the same bits on each; maxima and minima pass over NaN ----
 
+// The larger; NaN if either is.
+__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
+
 struct Add {
   template <class T>
   __device__ __forceinline__ T operator()(T a, T b) const {
@@ -173,6 +176,9 @@ struct Max {
     return a > b ? a : b;
   }
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Larger {
+  __device__ __forceinline__ float operator()(float a, float b) const { return larger(a, b); }
 };
 struct Min {
   template <class T>

@@ -189,18 +189,43 @@ SIC_INLINE void store(f16_t* p, vf v) {
 
 template <class V, class Op>
 SIC_INLINE auto reduce(V v, Op op) {
-  constexpr int n = sizeof(V) / sizeof(v[0]);
-  std::remove_reference_t<decltype(v[0])> x[n];
-  std::memcpy(x, &v, sizeof v);
-  for (int h = n / 2; h > 0; h /= 2)
-    for (int i = 0; i < h; ++i) x[i] = op(x[i], x[i + h]);
-  return x[0];
+  using T = std::remove_reference_t<decltype(v[0])>;
+  if constexpr (sizeof(V) > 4 * sizeof(T)) {
+    typedef T Half __attribute__((vector_size(sizeof(V) / 2)));
+    Half half[2];
+    std::memcpy(half, &v, sizeof v);
+    return reduce(op(half[0], half[1]), op);
+  } else {
+    typedef int32_t Index __attribute__((vector_size(16)));
+    v = op(v, __builtin_shuffle(v, Index{2, 3, 0, 1}));
+    return op(v, __builtin_shuffle(v, Index{1, 0, 3, 2}))[0];
+  }
 }
 SIC_INLINE float reduce_add(vf v) {
-  return reduce(v, [](float a, float b) { return a + b; });
+  return reduce(v, [](auto a, auto b) { return a + b; });
 }
 SIC_INLINE float reduce_max(vf v) {
-  return reduce(v, [](float a, float b) { return a > b ? a : b; });
+  return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// Whether any lane of a comparison holds.
+SIC_INLINE bool any(vi mask) {
+#if defined(__AVX512BW__)
+  return _mm512_movepi32_mask(__m512i(mask)) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256(__m256i(mask), __m256i(mask));
+#else
+  return reduce(mask, [](auto a, auto b) { return a | b; }) != 0;
+#endif
+}
+
+// The larger; NaN if either is.
+SIC_INLINE float larger(float a, float b) { return a > b || a != a ? a : b; }
+// The largest of n values; NaN if any is, -inf if there are none.
+SIC_INLINE float largest(const float* x, int64_t n) {
+  float top = -__builtin_inff();
+  for (int64_t i = 0; i < n; ++i) top = larger(top, x[i]);
+  return top;
 }
 
 // Sums of W vectors: lane i of the result is the sum of v[i], added by halves.

@@ -40,8 +40,8 @@ void RangeTable::remove(int id) {
   changed();
 }
 
-void RangeTable::allow_writes(uintptr_t begin) {
-  for (Range& r : ranges_) r.writable |= r.begin == begin;
+void RangeTable::allow_writes(uintptr_t data) {
+  for (Range& r : ranges_) r.writable |= r.data == data;
   changed();
 }
 
@@ -115,7 +115,7 @@ void describe_rows(const TensorView& v, Range& r) {
 int offer(const char* name, const void* data, size_t bytes, Access access, Contents contents) {
   const Lock hold;
   Range r;
-  r.begin = reinterpret_cast<uintptr_t>(data), r.end = r.begin + bytes;
+  r.data = r.begin = reinterpret_cast<uintptr_t>(data), r.end = r.begin + bytes;
   r.name = name;
   r.writable = access == Access::read_write, r.garbage = contents == Contents::garbage;
   r.row = bytes;
@@ -126,7 +126,7 @@ int offer(const char* name, const TensorView& v, Access access, Contents content
   if (!v.given() || v.size() == 0) return 0;
   const Lock hold;
   Range r;
-  r.begin = reinterpret_cast<uintptr_t>(v.data), r.end = r.begin + static_cast<uint64_t>(itemsize(v.dtype));
+  r.data = r.begin = reinterpret_cast<uintptr_t>(v.data), r.end = r.begin + static_cast<uint64_t>(itemsize(v.dtype));
   for (int i = 0; i < v.rank; ++i) {
     const int64_t span = (v.shape[i] - 1) * v.stride_bytes(i);
     (span < 0 ? r.begin : r.end) += static_cast<uintptr_t>(span);

@@ -15,6 +15,7 @@ struct Range {
 
   int id = 0;
   uintptr_t begin = 0, end = 0;
+  uintptr_t data = 0;  // the first element, which negative strides put elsewhere than at the begin
   std::string name;
   bool writable = false, garbage = false;
   bool shadowed = false;   // written by some kernel, through this range or another
@@ -29,7 +30,7 @@ class RangeTable {
  public:
   int add(Range range);
   void remove(int id);
-  void allow_writes(uintptr_t begin);
+  void allow_writes(uintptr_t data);
   void forget_garbage();
 
   // Before a launch.

@@ -39,6 +39,12 @@ SIC_INLINE void compress_scores(const int16_t* from, unsigned mask, int16_t* to)
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+// exp(x - top), 1 where both are infinite.
+template <class T>
+T weight_below(T x, T top) {
+  return x == top ? 1 : std::exp(x - top);
+}
+
 int64_t at(const TensorView& v, int64_t b, int64_t t, int64_t h) {
   return b * v.stride[0] + t * v.stride[1] + h * v.stride[2];
 }
@@ -197,11 +203,11 @@ class TokenRow {
       if (cap > 0) logit = cap * std::tanh(logit / cap);
       if (bias) logit += bias[i];
       if (logit == kNothing) continue;
-      const double bigger = logit > top ? logit : top;
-      sum = sum * std::exp(top - bigger) + std::exp(logit - bigger);
+      const double bigger = larger(logit, static_cast<float>(top));
+      sum = sum * weight_below(top, bigger) + weight_below<double>(logit, bigger);
       top = bigger;
     }
-    return sum > 0 ? static_cast<float>(top + std::log(sum)) : kNothing;
+    return sum == 0 ? kNothing : static_cast<float>(top + std::log(sum));
   }
 
   // What the scores leave out: the centre's share of every logit.
@@ -254,7 +260,7 @@ void select_pages(const AttendArgs& a, SelectArgs s) {
     for (int64_t m = 0; m * s.page < visible; ++m) {
       const int64_t end = std::min((m + 1) * s.page, visible);
       if (c.window > 0 && end <= visible - c.window) scores[m] = kNothing;
-      if (bias) scores[m] += *std::max_element(bias + m * s.page, bias + end);
+      if (bias) scores[m] += largest(bias + m * s.page, end - m * s.page);
     }
   });
   select(s, {});
@@ -281,18 +287,18 @@ void estimate_unread_pages(const AttendArgs& a, const SelectArgs& s, int64_t row
       chosen += read;
       const int64_t end = std::min((m + 1) * s.page, visible);
       const bool outside = c.window > 0 && end <= visible - c.window;
-      float logit = kNothing;
-      if (!read && !outside) logit = dot_row(q, centres + table[static_cast<uint32_t>(m)] * a.summary.stride[0], D);
-      if (c.softcap > 0 && logit > kNothing) logit = c.softcap * std::tanh(logit / c.softcap);
-      if (bias && logit > kNothing) logit += *std::max_element(bias + m * s.page, bias + end);
-      logits[m] = logit;
-      top = logits[m] > top ? logits[m] : top;
+      logits[m] = kNothing;
+      if (read || outside) continue;
+      logits[m] = dot_row(q, centres + table[static_cast<uint32_t>(m)] * a.summary.stride[0], D);
+      if (c.softcap > 0) logits[m] = c.softcap * std::tanh(logits[m] / c.softcap);
+      if (bias) logits[m] += largest(bias + m * s.page, end - m * s.page);
+      top = larger(top, logits[m]);
     }
   });
   float sum = 0;
-  for (int64_t m = 0; top > kNothing && m < pages; ++m)
-    sum += static_cast<float>(std::min(s.page, visible - m * s.page)) * std::exp(logits[m] - top);
-  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = sum > 0 ? top + std::log(sum) : kNothing;
+  for (int64_t m = 0; top != kNothing && m < pages; ++m)
+    sum += static_cast<float>(std::min(s.page, visible - m * s.page)) * weight_below(logits[m], top);
+  a.omitted_mass.as<float>()[at(a.omitted_mass, b, t, head)] = sum == 0 ? kNothing : top + std::log(sum);
 }
 
 // ---- the result ----

@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads)
   if (a.window > 0 && end <= visible - a.window) score = -INFINITY;
   if (!a.bias) return;
   float bias = -INFINITY;
-  for (int64_t i = m * page; i < end; ++i) bias = fmaxf(bias, a.bias[b * a.bias_stride + i]);
+  for (int64_t i = m * page; i < end; ++i) bias = larger(bias, a.bias[b * a.bias_stride + i]);
   score += bias;
 }
 

@@ -34,10 +34,7 @@ void merge_row(int64_t n, PartAt part, const TensorView& out, int64_t out_at, fl
   float* acc = reinterpret_cast<float*>(thread_scratch(2 * D * static_cast<int64_t>(sizeof(float))));
   float* row = acc + D;
   float top = kEmpty, total = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = part(i).lse;
-    top = x > top || x != x ? x : top;
-  }
+  for (int64_t i = 0; i < n; ++i) top = larger(top, part(i).lse);
   std::fill(acc, acc + D, 0.0f);
   for (int64_t i = 0; i < n; ++i) {
     const Part p = part(i);

@@ -15,7 +15,7 @@ SIC_INLINE float subtract_up(float a, float b) {
   return error > 0 ? std::nextafter(d, std::numeric_limits<float>::infinity()) : d;
 }
 
-// The smallest value of the type that is not below x >= 0.
+// The smallest value of the type that is not below x >= 0; NaN and infinity stay.
 inline float round_up(float x, DType dtype) {
   float y = x;
   with_float_type(dtype, [&](auto r) {
@@ -54,7 +54,7 @@ inline void summarise_page(const TensorView& k_cache, const TensorView& summary,
   for (int64_t d = 0; d < D; ++d) {
     const float centre = round_to(low[d] * 0.5f + high[d] * 0.5f, summary.dtype);
     const float up = subtract_up(high[d], centre), down = subtract_up(centre, low[d]);
-    high[d] = round_up(up > down ? up : down, summary.dtype);
+    high[d] = round_up(larger(up, down), summary.dtype);
     low[d] = centre;
   }
   const int64_t at = id * summary.stride[0] + h * summary.stride[1];

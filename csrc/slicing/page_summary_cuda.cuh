@@ -30,7 +30,7 @@ __device__ __forceinline__ float subtract_up(float a, float b) {
   return error > 0 ? nextafterf(d, INFINITY) : d;
 }
 
-// The smallest value of the type that is not below x >= 0.
+// The smallest value of the type that is not below x >= 0; NaN and infinity stay.
 template <class T>
 __device__ __forceinline__ T round_up(float x) {
   T y;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void summarise_page(const SummaryParams& p, int64_t p
       from_float(add_rn(mul_rn(range.low[c], 0.5f), mul_rn(range.high[c], 0.5f)), middle);
       const float up = subtract_up(range.high[c], to_float(middle)), down = subtract_up(to_float(middle), range.low[c]);
       centre.put(c, middle);
-      radius.put(c, round_up<S>(up > down ? up : down));
+      radius.put(c, round_up<S>(larger(up, down)));
     }
     const int n = group_size(p.D, j);
     store_group(p.summary.as<S>(page_id, h, 0) + j * kGroup, centre, n, p.wide_summary);

@@ -53,7 +53,7 @@ void join(float* scores, int64_t G, int64_t pages, slicing::Pool pool, float* ou
   std::fill(out, out + pages, softmax ? 0.0f : -std::numeric_limits<float>::infinity());
   for (int64_t g = 0; g < G; ++g) {
     float* row = scores + g * pages;
-    const float top = *std::max_element(row, row + pages);
+    const float top = largest(row, pages);
     double total = 0;
     for (int64_t m = 0; m < pages; ++m) {
       row[m] -= top;
@@ -63,7 +63,7 @@ void join(float* scores, int64_t G, int64_t pages, slicing::Pool pool, float* ou
       if (softmax)
         out[m] += row[m] / static_cast<float>(total);
       else
-        out[m] = std::max(out[m], row[m]);
+        out[m] = larger(out[m], row[m]);
     }
   }
   for (int64_t m = 0; softmax && m < pages; ++m) out[m] = std::log(out[m]);

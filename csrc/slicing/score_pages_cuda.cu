@@ -164,10 +164,10 @@ __device__ __forceinline__ void finish_row(const Params& p, int64_t row, int64_t
     const int64_t m = span * kSpan + 32 * i + lane_id();
     s[i] = m < visible ? scores[32 * i + lane_id()] : -INFINITY;
     if (m < visible) p.scores[row * p.M + m] = s[i];
-    top = s[i] > top ? s[i] : top;
+    top = larger(top, s[i]);
   }
-  top = warp_reduce_max(top);
-  if (p.softmax && top > -INFINITY) {
+  top = warp_reduce(top, Larger{});
+  if (p.softmax && top != -INFINITY) {
 #pragma unroll
     for (int i = 0; i < kSpan / 32; ++i) sum += expf(s[i] - top);
     sum = warp_reduce_add(sum);
@@ -228,11 +228,10 @@ __device__ __forceinline__ float head_offset(const Params& p, int64_t row, int64
   const SpanStats* stats = p.stats + row * p.spans;
   const int64_t spans = (visible + kSpan - 1) / kSpan;
   float top = -INFINITY, sum = 0;
-  for (int64_t i = lane_id(); i < spans; i += 32) top = stats[i].top > top ? stats[i].top : top;
-  top = warp_reduce_max(top);
+  for (int64_t i = lane_id(); i < spans; i += 32) top = larger(top, stats[i].top);
+  top = warp_reduce(top, Larger{});
   if (!p.softmax || top == -INFINITY) return top;
-  for (int64_t i = lane_id(); i < spans; i += 32)
-    if (stats[i].sum > 0) sum += stats[i].sum * expf(stats[i].top - top);
+  for (int64_t i = lane_id(); i < spans; i += 32) sum += stats[i].sum * expf(stats[i].top - top);
   return top + logf(warp_reduce_add(sum));
 }
 
@@ -250,8 +249,8 @@ __global__ void __launch_bounds__(kThreads) join_pages_kernel(const __grid_const
   float top = -INFINITY;
   if (m < visible) {
     const float* scores = p.scores + row * p.M + m;
-    for (int64_t g = 0; g < p.group; ++g) top = fmaxf(top, scores[g * p.M] - offsets[g]);
-    if (p.softmax && top > -INFINITY) {
+    for (int64_t g = 0; g < p.group; ++g) top = larger(top, scores[g * p.M] - offsets[g]);
+    if (p.softmax && top != -INFINITY) {
       float sum = 0;
       for (int64_t g = 0; g < p.group; ++g) sum += expf(scores[g * p.M] - offsets[g] - top);
       top += logf(sum);

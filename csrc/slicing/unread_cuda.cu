@@ -47,11 +47,11 @@ __device__ void mark_listed(const UnreadTask& a, const UnreadRow& r, int64_t fir
 __device__ __forceinline__ float2 block_sum(const float (&x)[kUnreadEach], float* shared) {
   float top = kNothing;
 #pragma unroll
-  for (int i = 0; i < kUnreadEach; ++i) top = fmaxf(top, x[i]);
-  top = block_reduce_max(top, shared);
+  for (int i = 0; i < kUnreadEach; ++i) top = larger(top, x[i]);
+  top = block_reduce(top, shared, Larger{});
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kUnreadEach; ++i) sum += x[i] == kNothing ? 0.0f : expf(x[i] - top);
+  for (int i = 0; i < kUnreadEach; ++i) sum += x[i] == kNothing ? 0.0f : weight_below(x[i], top);
   return make_float2(top, block_reduce_add(sum, shared));
 }
 
@@ -90,8 +90,8 @@ struct PagePart {
     live = to <= r.begin(a) ? 0 : static_cast<int32_t>(to - from);
     if (!a.bias) return;
     bias = kNothing;
-    for (int64_t i = from + lane_id(); i < to; i += 32) bias = fmaxf(bias, a.bias[r.b * a.bias_stride + i]);
-    bias = warp_reduce_max(bias);
+    for (int64_t i = from + lane_id(); i < to; i += 32) bias = larger(bias, a.bias[r.b * a.bias_stride + i]);
+    bias = warp_reduce(bias, Larger{});
   }
 };
 

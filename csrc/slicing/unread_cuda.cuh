@@ -136,24 +136,27 @@ __device__ __forceinline__ uint32_t unread_range(const UnreadTask& a, const Unre
   return (1u << clip(r.visible)) - (1u << clip(r.begin(a)));
 }
 
-// Largest value, and sum of exp(value - largest).
+// exp(x - top), 1 where both are infinite.
+__device__ __forceinline__ float weight_below(float x, float top) { return x == top ? 1.0f : expf(x - top); }
+
+// Largest value, and sum of exp(value - largest). A NaN stays.
 struct UnreadSum {
   float top = kNothing, sum = 0;
 
   __device__ __forceinline__ void merge(float other_top, float other_sum) {
-    if (other_top == kNothing) return;
-    const float both = fmaxf(top, other_top);
-    sum = sum * expf(top - both) + other_sum * expf(other_top - both);
+    if (other_sum == 0) return;
+    const float both = larger(top, other_top);
+    sum = sum * weight_below(top, both) + other_sum * weight_below(other_top, both);
     top = both;
   }
   __device__ __forceinline__ void add(const float (&x)[kUnreadEach]) {
     float both = top;
 #pragma unroll
-    for (int i = 0; i < kUnreadEach; ++i) both = fmaxf(both, x[i]);
+    for (int i = 0; i < kUnreadEach; ++i) both = larger(both, x[i]);
     if (both == kNothing) return;
-    sum *= expf(top - both), top = both;
+    sum *= weight_below(top, both), top = both;
 #pragma unroll
-    for (int i = 0; i < kUnreadEach; ++i) sum += ex2(fmaf(x[i], kLog2e, -kLog2e * both));
+    for (int i = 0; i < kUnreadEach; ++i) sum += x[i] == both ? 1.0f : ex2(fmaf(x[i], kLog2e, -kLog2e * both));
   }
   // The same where logits are scores and no more: top is not below any, and stays.
   __device__ __forceinline__ void add_scores(const float (&s)[kUnreadEach], uint32_t unread, float top_score) {
@@ -163,7 +166,7 @@ struct UnreadSum {
       if (unread >> i & 1) sum += weight;
     }
   }
-  __device__ __forceinline__ float log() const { return sum > 0 ? top + logf(sum) : kNothing; }
+  __device__ __forceinline__ float log() const { return sum == 0 ? kNothing : top + logf(sum); }
 };
 
 __device__ __forceinline__ float& unread_out(const UnreadTask& a, const UnreadRow& r, int g) {

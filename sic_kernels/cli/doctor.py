@@ -21,7 +21,8 @@ from typing import Any
 from .._version import __version__
 from ..runtime import config, probe
 from ..runtime.errors import SicError
-from .cmakedir import cmake_dir, native_remedy
+from ..runtime.native import native_remedy
+from .cmakedir import cmake_dir
 
 # import name -> (distribution, needed for, how to get it)
 PACKAGES = {
@@ -111,10 +112,11 @@ def _native() -> dict[str, Any]:
     answer |= {"built": True, "path": spec.origin}
     try:
         native = importlib.import_module("sic_kernels.runtime.native").module()
-    except (SicError, ImportError, AttributeError) as error:
-        missing = getattr(error, "name", None)
+    except (SicError, ImportError, AttributeError) as failed:
+        cause = failed.__cause__ or failed  # the rest of a BackendError's message is its remedy
+        missing = getattr(cause, "name", None)
         remedy = PACKAGES[missing][2] if missing in PACKAGES else native_remedy()
-        return {**answer, "error": f"{type(error).__name__}: {error}", "remedy": remedy}
+        return {**answer, "error": f"{type(cause).__name__}: {cause}", "remedy": remedy}
     facts = {name: getattr(native, name)() for name in NATIVE_FACTS if hasattr(native, name)}
     return {**answer, "loads": True, **facts}
 

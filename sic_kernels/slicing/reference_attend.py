@@ -145,9 +145,9 @@ def _unread_pages(q, summary, indices, counts, block_table, seen_tokens, page, s
         logit = softcap * torch.tanh(logit / softcap)
     if key_bias is not None:
         logit = logit + _page_bias(key_bias, seen_tokens, M, page)[:, :, None, None]
-    skipped = read | _before_window(seen_tokens, M, page, window)
-    weight = torch.where(skipped, 0, live[:, :, None]).double().log()[..., None, :]
-    return torch.logsumexp(logit + weight, -1).flatten(2)
+    skipped = read | (live == 0)[:, :, None] | _before_window(seen_tokens, M, page, window)
+    weighed = (logit + live.double().log()[:, :, None, None]).masked_fill(skipped[..., None, :], -torch.inf)
+    return torch.logsumexp(weighed, -1).flatten(2)
 
 
 def select_slice(

@@ -19,6 +19,8 @@ from .triton_common import (
     from_f32,
     head_scale,
     kind,
+    larger,
+    largest,
     page_at,
     power,
     raw,
@@ -75,12 +77,12 @@ def summarise(
         mask = (token < live) & (j < D)[None, :]
         x = tl.load(keys + token.to(tl.int64) * k_token + j[None, :], mask=mask, other=0)
         x = scaled(x, scale, scale_head, h, KIND, SCALE)
-        low = tl.minimum(low, tl.min(tl.where(mask, x, float("inf")), axis=0))
-        high = tl.maximum(high, tl.max(tl.where(mask, x, float("-inf")), axis=0))
+        low = -larger(-low, largest(tl.where(mask, -x, float("-inf")), 0))
+        high = larger(high, largest(tl.where(mask, x, float("-inf")), 0))
     stored = from_f32(low * 0.5 + high * 0.5, OUT)
     centre = to_f32(stored, OUT)
     tl.store(summary + j, stored, mask=j < D)
-    radius = tl.maximum(difference_up(high, centre), difference_up(centre, low))
+    radius = larger(difference_up(high, centre), difference_up(centre, low))
     store_up(summary + summary_row + j, radius, j < D, OUT)
 
 

@@ -22,6 +22,8 @@ from .triton_common import (
     device,
     exp_weight,
     kind,
+    larger,
+    largest,
     page_at,
     power,
     raw,
@@ -70,11 +72,16 @@ def centre_logit(q, q_b, q_t, q_h, b, t, hq, centre, h, scale, D: tl.constexpr, 
 
 @device
 def store_part(tops, sums, at, x):
-    """Store logits x [n] as (largest, sum of exp(x - largest)); -inf counts nothing."""
-    top = tl.max(x)
-    base = tl.where(top == -INF, 0.0, top)
+    """Store logits x [n] as (largest, sum of exp(x - largest)); -inf counts nothing, NaN stays."""
+    top = largest(x, 0)
     tl.store(tops + at, top)
-    tl.store(sums + at, tl.sum(tl.exp2((x - base) * LOG2E)).to(tl.float64))
+    tl.store(sums + at, tl.sum(weight_below(x, top)).to(tl.float64))
+
+
+@device
+def weight_below(x, top):
+    """exp(x - top): 1 where both are infinite, 0 for -inf."""
+    return tl.where(x == -INF, 0.0, tl.where(x == top, 1.0, tl.exp2((x - top) * LOG2E)))
 
 
 @triton.jit
@@ -154,18 +161,14 @@ def log_sum(tops, sums, head, blocks, BESTS: tl.constexpr):
     top = tl.full((), float("-inf"), tl.float32)
     for first in range(0, blocks, BESTS):
         x = tl.load(tops + head * blocks + first + c, mask=first + c < blocks, other=float("-inf"))
-        top = tl.maximum(top, tl.max(x))
-    nan = 0
+        top = larger(top, largest(x, 0))
     total = tl.zeros((), tl.float64)
-    base = tl.where(top == -INF, 0.0, top)
     for first in range(0, blocks, BESTS):
         inside = first + c < blocks
         x = tl.load(tops + head * blocks + first + c, mask=inside, other=float("-inf"))
         z = tl.load(sums + head * blocks + first + c, mask=inside, other=0.0)
-        nan += tl.sum(((x != x) | (z != z)).to(tl.int32))
-        total += tl.sum(tl.where(x == -INF, 0.0, tl.exp2((x - base) * LOG2E).to(tl.float64) * z))
-    unread = tl.where(total > 0, base + tl.log(tl.where(total > 0, total, 1.0).to(tl.float32)), float("-inf"))
-    return tl.where(nan > 0, float("nan"), unread)
+        total += tl.sum(tl.where(z == 0, 0.0, weight_below(x, top).to(tl.float64) * z))
+    return tl.where(total == 0, float("-inf"), top + tl.log(total.to(tl.float32)))
 
 
 @triton.jit

@@ -23,6 +23,8 @@ from .triton_common import (
     from_f32,
     head_scale,
     kind,
+    larger,
+    largest,
     operand,
     page_at,
     power,
@@ -349,7 +351,7 @@ def merge_kernel(
     for first in range(0, n, PARTS):
         c = (first + i).to(tl.int64)
         x = tl.load(lses + c * l_n + row * l_row + h * l_h, mask=c < n, other=float("-inf"))
-        top = tl.maximum(top, tl.max(tl.where(x == INF, -INF, x)))
+        top = larger(top, largest(tl.where(x == INF, -INF, x), 0))
     base = tl.where(top == -INF, 0.0, top)
     total = tl.zeros((), tl.float32)
     acc = tl.zeros((BD,), tl.float32)

@@ -104,6 +104,22 @@ def f64_bits(x: float) -> int:
     return struct.unpack("q", struct.pack("d", x))[0]
 
 
+# --- maxima that keep a NaN -----------------------------------------------------------------------------------------
+
+
+@device
+def larger(a, b):
+    """The larger of two; NaN if either is."""
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@device
+def largest(x, AXIS: tl.constexpr):
+    """The maximum along an axis; NaN if any is."""
+    nan = tl.max((x != x).to(tl.int32), axis=AXIS)
+    return tl.where(nan > 0, float("nan"), tl.max(x, axis=AXIS))
+
+
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from .triton_common import (
     cdiv,
     device,
     kind,
+    larger,
+    largest,
     operand,
     page_at,
     power,
@@ -58,18 +60,17 @@ def page_score_kernel(
     head = ((b * T + t) * H + h).to(tl.int64) * G + g
     tl.store(scores + head * M + m[None, :], s, mask=used & (m < M)[None, :])
     rows = tl.reshape(head * chunks + tl.program_id(1), (HEADS,))
-    tl.store(best + rows, tl.max(s, axis=1), mask=tl.reshape(used, (HEADS,)))
+    tl.store(best + rows, largest(s, 1), mask=tl.reshape(used, (HEADS,)))
 
 
 @device
 def best_page(best, row, chunks, BESTS: tl.constexpr):
-    """The best score of one head over its chunks; 0 where it sees no page."""
+    """The best score of one head over its chunks."""
     top = tl.full((BESTS,), float("-inf"), tl.float32)
     for first in range(0, chunks, BESTS):
         c = first + tl.arange(0, BESTS)
-        top = tl.maximum(top, tl.load(best + row * chunks + c, mask=c < chunks, other=float("-inf")))
-    found = tl.max(top)
-    return tl.where(found == -INF, 0.0, found)
+        top = larger(top, tl.load(best + row * chunks + c, mask=c < chunks, other=float("-inf")))
+    return largest(top, 0)
 
 
 @triton.jit
@@ -88,7 +89,7 @@ def page_bias(bias, bias_row, b, m, page, seen, visible_tokens):
     for i in range(page):
         pos = m * page + i
         one = tl.load(bias + b.to(tl.int64) * bias_row + pos, mask=seen & (pos < visible_tokens), other=float("-inf"))
-        most = tl.maximum(most, one.to(tl.float32))
+        most = larger(most, one.to(tl.float32))
     return most
 
 
@@ -112,12 +113,12 @@ def page_join_kernel(
                 z += tl.load(sums + (row * G + g) * blocks + c, mask=c < blocks, other=0.0)
             # log of the sum of exp(below - log z), relative to the largest so far: no share underflows.
             below = below - tl.log(tl.sum(z))
-            most = tl.maximum(above, below)
+            most = larger(above, below)
             safe = tl.where(most == -INF, 0.0, most)
             share = share * tl.exp(above - safe) + tl.exp(below - safe)
             above = most
         else:
-            above = tl.maximum(above, below)
+            above = larger(above, below)
     b, t = row // H // T, row // H % T
     tokens = visible(tl.load(lens + b), T, t, S)
     seen = m * page < tokens
