@@ -51,50 +51,77 @@ class HeadEncoder {
 
   // fates: of this head, Hkv apart.
   void run(int64_t begin, int64_t end, int32_t* fates) {
-    for (int64_t i = begin; i < end; ++i) {
-      fetch(a_.k, std::min(i + kAhead, end - 1));
-      fates[i * a_.k.shape[1]] = slots_[i] < 0 ? delta::kNoFate : encode_key(i);
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      fetch(a_.v, std::min(i + kAhead, end - 1));
-      if (slots_[i] >= 0 && !encode_value(i)) fates[i * a_.k.shape[1]] |= delta::fate(-1, true);
-    }
+    const int64_t Hkv = a_.k.shape[1];
+    for (int64_t i = begin; i < end; ++i) fates[i * Hkv] = delta::kNoFate;
+    for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch(a_.k, a_.pages.k_codes, i);
+    for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) fetch(a_.v, a_.pages.v_codes, i);
+    in_batches(begin, end, [&](const int64_t* rows, int n) { encode_keys(rows, n, end, fates); });
+    in_batches(begin, end, [&](const int64_t* rows, int n) { encode_values(rows, n, end, fates); });
   }
 
  private:
-  // The rows of a head lie too far apart for the hardware to foresee.
-  void fetch(const TensorView& rows, int64_t i) const {
+  // body(rows, how many) for all rows that have a slot, a few at a time.
+  template <class Body>
+  void in_batches(int64_t begin, int64_t end, Body body) const {
+    int64_t rows[kRowsAtOnce];
+    int n = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      if (slots_[i] >= 0) rows[n++] = i;
+      if (n == kRowsAtOnce || (n > 0 && i + 1 == end)) body(rows, n), n = 0;
+    }
+  }
+
+  // What row i reads and writes: the rows of a head lie too far apart for the hardware to foresee.
+  void fetch(const TensorView& rows, const TensorView& codes, int64_t i) const {
     const int64_t bytes = itemsize(rows.dtype);
     prefetch_row(rows.as<const char>() + (i * rows.stride[0] + h_ * rows.stride[1]) * bytes, rows.shape[2] * bytes);
+    if (slots_[i] < 0) return;
+    prefetch_row(row_of(codes, h_, slots_[i]), codes.shape[3]);
+    prefetch(tag_of(a_, h_, slots_[i]));
   }
 
-  int32_t encode_key(int64_t i) {
-    const int64_t slot = slots_[i];
-    auto* const codes = reinterpret_cast<uint8_t*>(row_of(a_.pages.k_codes, h_, slot));
-    Tag* const tag = tag_of(a_, h_, slot);
-    const int32_t entry = delta::entry_of(tag->k_scale, codes, a_.pages.raw.shape[0]);
-    load_key(a_, i, h_, room_.x);
-    const RowCode row = code_row(k_, a_.codec.k_bits, a_.codec.k_rotation, room_, codes);
-    tag->k_scale = row.scale, tag->k_id = row.id;
-    if (a_.bits.given()) write_sketch(a_, i, h_, slot, room_);
-    const bool sink = index_at(a_.positions, i * a_.positions.stride[0]) < a_.sinks;
-    return delta::fate(entry, sink || !row.fits);
+  void encode_keys(const int64_t* rows, int n, int64_t end, int32_t* fates) {
+    uint8_t* codes[kRowsAtOnce];
+    int32_t entry[kRowsAtOnce];
+    for (int r = 0; r < n; ++r) {
+      fetch(a_.k, a_.pages.k_codes, std::min(rows[r] + kAhead, end - 1));
+      codes[r] = reinterpret_cast<uint8_t*>(row_of(a_.pages.k_codes, h_, slots_[rows[r]]));
+      entry[r] = delta::entry_of(tag_of(a_, h_, slots_[rows[r]])->k_scale, codes[r], a_.pages.raw.shape[0]);
+      load_key(a_, rows[r], h_, rooms_.row[r].x);
+    }
+    RowCode coded[kRowsAtOnce];
+    code_rows(k_, a_.codec.k_bits, a_.codec.k_rotation, n, rooms_, codes, coded);
+    for (int r = 0; r < n; ++r) {
+      const int64_t i = rows[r], slot = slots_[i];
+      Tag* const tag = tag_of(a_, h_, slot);
+      tag->k_scale = coded[r].scale, tag->k_id = coded[r].id;
+      if (a_.bits.given()) write_sketch(a_, i, h_, slot, rooms_.row[r]);
+      const bool sink = index_at(a_.positions, i * a_.positions.stride[0]) < a_.sinks;
+      fates[i * a_.k.shape[1]] = delta::fate(entry[r], sink || !coded[r].fits);
+    }
   }
 
-  bool encode_value(int64_t i) {
-    load_input(a_.v, i, h_, room_.x);
-    auto* const codes = reinterpret_cast<uint8_t*>(row_of(a_.pages.v_codes, h_, slots_[i]));
-    const RowCode row = code_row(v_, a_.codec.v_bits, 0, room_, codes);
-    Tag* const tag = tag_of(a_, h_, slots_[i]);
-    tag->v_scale = row.scale, tag->v_id = row.id;
-    return row.fits;
+  void encode_values(const int64_t* rows, int n, int64_t end, int32_t* fates) {
+    uint8_t* codes[kRowsAtOnce];
+    for (int r = 0; r < n; ++r) {
+      fetch(a_.v, a_.pages.v_codes, std::min(rows[r] + kAhead, end - 1));
+      codes[r] = reinterpret_cast<uint8_t*>(row_of(a_.pages.v_codes, h_, slots_[rows[r]]));
+      load_input(a_.v, rows[r], h_, rooms_.row[r].x);
+    }
+    RowCode coded[kRowsAtOnce];
+    code_rows(v_, a_.codec.v_bits, 0, n, rooms_, codes, coded);
+    for (int r = 0; r < n; ++r) {
+      Tag* const tag = tag_of(a_, h_, slots_[rows[r]]);
+      tag->v_scale = coded[r].scale, tag->v_id = coded[r].id;
+      if (!coded[r].fits) fates[rows[r] * a_.k.shape[1]] |= delta::fate(-1, true);
+    }
   }
 
   const EncodeArgs& a_;
   const int64_t* const slots_;
   const int64_t h_;
   const HeadTemplates k_, v_;
-  RowRoom room_;
+  RowRooms rooms_;
 };
 
 // Hands out entries in the order of rows and heads: the lowest that is free.

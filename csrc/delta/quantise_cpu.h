@@ -1,152 +1,66 @@
-// One row to its code: nearest template, residual, levels, scale.
+// Rows to codes: nearest template, residual, levels, scale.
 #pragma once
+#include <array>
 #include <cmath>
 
 #include "core/rows.h"
 #include "delta/levels.h"
+#include "delta/nearest_cpu.h"
 #include "delta/rotation_cpu.h"
 
 namespace sic::cpu::SIC_ISA {
 
 constexpr float kMaxScale = 65504;  // of half precision
 
-// ---- nearest template ----
-
-// dots[16 g + i] = q . template 16 g + i, for `groups` groups of 16 templates; q by quads of channels.
-inline void dot_templates(const int8_t* search, int groups, int quads, const int8_t* q, int32_t* dots) {
-  for (int g = 0; g < groups; ++g) {
-    int32_t sum[delta::kLanes] = {};
-    const int8_t* t = search + int64_t{64} * g * quads;
-    for (int j = 0; j < quads; ++j, t += 64)
-      for (int i = 0; i < delta::kLanes; ++i)
-        for (int c = 0; c < 4; ++c) sum[i] += q[4 * j + c] * t[4 * i + c];
-    std::memcpy(dots + delta::kLanes * g, sum, sizeof sum);
-  }
-}
-
-#if defined(__AVX512BW__)
-#define SIC_VNNI __attribute__((target("avx512vnni")))
-// The same with 8-bit dot products. Theirs are of unsigned by signed bytes: q . (t + 128), less 128 times q's sum.
-template <int kGroups>
-SIC_VNNI inline void dot_groups_vnni(const int8_t* t, int quads, const int8_t* q, int32_t less, int32_t* dots) {
-  const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));
-  __m512i sum[kGroups];
-  SIC_UNROLL for (int i = 0; i < kGroups; ++i) sum[i] = _mm512_set1_epi32(-less);
-  for (int j = 0; j < quads; ++j) {
-    int32_t quad;
-    std::memcpy(&quad, q + 4 * j, sizeof quad);
-    const __m512i x = _mm512_set1_epi32(quad);
-    SIC_UNROLL for (int i = 0; i < kGroups; ++i) sum[i] =
-        _mm512_dpbusd_epi32(sum[i], _mm512_xor_si512(_mm512_loadu_si512(t + 64 * (i * quads + j)), flip), x);
-  }
-  SIC_UNROLL for (int i = 0; i < kGroups; ++i) _mm512_storeu_si512(dots + delta::kLanes * i, sum[i]);
-}
-SIC_VNNI inline void dot_templates_vnni(const int8_t* search, int groups, int quads, const int8_t* q, int32_t* dots) {
-  int32_t sum = 0;
-  for (int j = 0; j < 4 * quads; ++j) sum += q[j];
-  int g = 0;
-  for (; g + 8 <= groups; g += 8)
-    dot_groups_vnni<8>(search + int64_t{64} * g * quads, quads, q, 128 * sum, dots + delta::kLanes * g);
-  for (; g < groups; ++g)
-    dot_groups_vnni<1>(search + int64_t{64} * g * quads, quads, q, 128 * sum, dots + delta::kLanes * g);
-}
-#endif
-
-// Templates of one head.
-struct HeadTemplates {
-  const f16_t* centres;
-  const int8_t* search;
-  const float *half_norm, *mean;
-  float step, bound;
-  int D, groups, quads;
-
-  HeadTemplates(const delta::Templates& t, int64_t h) {
-    const int64_t n = t.centres.shape[1];
-    D = static_cast<int>(t.centres.shape[2]);
-    groups = static_cast<int>(t.search.shape[1]), quads = static_cast<int>(t.search.shape[2]);
-    centres = t.centres.as<const f16_t>() + h * n * D;
-    search = t.search.as<const int8_t>() + h * groups * quads * 64;
-    half_norm = t.half_norm.as<const float>() + h * groups * delta::kLanes;
-    mean = t.mean.as<const float>() + h * D;
-    step = t.step.as<const float>()[h], bound = t.bound.as<const float>()[h];
-  }
-};
-
-// Vector d of a row of n floats, zeros behind its end.
-template <class T>
-SIC_INLINE vf load_part(const T* row, int d, int n) {
-  return d + W <= n ? load(row + d) : d < n ? load_first(row + d, n - d) : vf{};
-}
-
-// The nearest integers, ties to even, of |x| < 2^22.
-SIC_INLINE vi nearest_integers(vf x) {
-  return bit_cast<vi>(x + splat(12582912.0f)) - 0x4b400000;  // 1.5 * 2^23, and its bits
-}
-
-// x less the mean, as integers within +-127; returns what one of them stands for. x, temp: padded with zeros.
-inline float to_search_integers(const HeadTemplates& t, const float* x, float* temp, int8_t* q) {
-  vf largest = {};
-  for (int d = 0; d < t.D; d += W) {
-    const vf v = load(x + d) - load_part(t.mean, d, t.D);
-    store(temp + d, v);
-    largest = max(abs(v), largest);
-  }
-  const float top = reduce_max(largest);
-  const bool usable = top >= slicing::kSmallestQuery && top <= std::numeric_limits<float>::max();
-  const vf inverse = splat(usable ? 127.0f / top : 0.0f);
-  for (int d = 0; d < 4 * t.quads; d += W) {
-    const vf v = max(min(load(temp + d) * inverse, splat(127.0f)), splat(-127.0f));
-    const vi level = usable ? nearest_integers(v) : vi{};
-    typedef int8_t vq __attribute__((vector_size(W)));
-    store_as(q + d, __builtin_convertvector(level, vq));
-  }
-  return usable ? top / 127.0f : 0.0f;
-}
-
-// The template whose score is best, the first of equals.
-inline int nearest_template(const HeadTemplates& t, const float* x, float* temp) {
-  alignas(64) int8_t q[delta::kMaxDim + 64];
-  const float factor = to_search_integers(t, x, temp, q) * t.step;
-  alignas(64) int32_t dots[delta::kMaxTemplates];
-#if defined(__AVX512BW__)
-  static const bool vnni = __builtin_cpu_supports("avx512vnni");
-  (vnni ? dot_templates_vnni : dot_templates)(t.search, t.groups, t.quads, q, dots);
-#else
-  dot_templates(t.search, t.groups, t.quads, q, dots);
-#endif
-  vf best = splat(-std::numeric_limits<float>::infinity());
-  vi id = {}, here;
-  for (int i = 0; i < W; ++i) here[i] = i;
-  for (int i = 0; i < delta::kLanes * t.groups; i += W, here += W) {
-    const vf score = __builtin_convertvector(load_as<vi>(dots + i), vf) * splat(factor) - load(t.half_norm + i);
-    const vi better = score > best;
-    best = bit_cast<vf>((better & bit_cast<vi>(score)) | (~better & bit_cast<vi>(best)));
-    id = (better & here) | (~better & id);
-  }
-  const vi first = bit_cast<vi>(best == splat(reduce_max(best)));
-  return reduce((first & id) | (~first & delta::kMaxTemplates), [](int a, int b) { return a < b ? a : b; }) &
-         (delta::kMaxTemplates - 1);
-}
-
 // ---- levels ----
+
+// What lies between level m and the one below, half-way: a size from there on is of level m or a higher one.
+template <int kBits>
+constexpr auto make_steps() {
+  constexpr int h = 1 << (kBits - 1);
+  std::array<float, 2 * W> t{};
+  for (int m = 1; m < h; ++m)
+    t[m] = 0.5f * static_cast<float>(delta::levels_of(kBits).level[h + m - 1] + delta::levels_of(kBits).level[h + m]);
+  for (int m = 0; m < h; ++m) t[W + m] = delta::levels_of(kBits).level[h + m];
+  return t;
+}
+
+// The levels that are nearest to sizes a: their numbers among the h that are not negative, and what they are.
+template <int kBits>
+SIC_INLINE vi nearest_level(vf a, vf& level) {
+  constexpr int h = 1 << (kBits - 1);
+  vi m = {};
+#if defined(__AVX512BW__)
+  static constexpr auto kSteps = make_steps<kBits>();
+  const vf steps = load(kSteps.data()), levels = load(kSteps.data() + W);
+  SIC_UNROLL for (int half = h / 2; half > 0; half /= 2) {
+    const __m512i higher = __m512i(m) | _mm512_set1_epi32(half);
+    const __mmask16 above = _mm512_cmp_ps_mask(__m512(a), _mm512_permutexvar_ps(higher, __m512(steps)), _CMP_GE_OQ);
+    m = vi(_mm512_mask_mov_epi32(__m512i(m), above, higher));
+  }
+  level = vf(_mm512_permutexvar_ps(__m512i(m), __m512(levels)));
+#else
+  constexpr const delta::Levels& t = delta::levels_of(kBits);
+  level = splat(t.level[h]);
+  for (int i = 0; i + 1 < h; ++i) {
+    const int low = t.level[h + i], high = t.level[h + i + 1];
+    const vi above = a >= splat(0.5f * static_cast<float>(low + high));
+    m -= above;
+    level += bit_cast<vf>(above & bit_cast<vi>(splat(static_cast<float>(high - low))));
+  }
+#endif
+  return m;
+}
 
 // Codes of the n residuals y (a multiple of W), and the sizes of their levels.
 template <int kBits>
 inline void quantise(const float* y, float units, int n, float* size, int32_t* codes) {
-  constexpr const delta::Levels& levels = delta::levels_of(kBits);
   constexpr int h = 1 << (kBits - 1);
   for (int d = 0; d < n; d += W) {
-    const vf u = load(y + d) * splat(units), a = abs(u);
-    vf level = splat(levels.level[h]);
-    vi m = {};
-    for (int i = 0; i + 1 < h; ++i) {
-      const int low = levels.level[h + i], high = levels.level[h + i + 1];
-      const vi above = a >= splat(0.5f * static_cast<float>(low + high));
-      m -= above;
-      level += bit_cast<vf>(above & bit_cast<vi>(splat(static_cast<float>(high - low))));
-    }
+    const vf u = load(y + d) * splat(units);
+    vf level;
+    const vi m = nearest_level<kBits>(abs(u), level), negative = u < vf{};
     store(size + d, level);
-    const vi negative = u < vf{};
     store_as(codes + d, (negative & (h - 1 - m)) | (~negative & (h + m)));
   }
 }
@@ -179,14 +93,12 @@ inline void quantise(int bits, const float* y, float units, int n, float* size, 
 // One part of a field: `count` channels of each lane, from codes 16 apart.
 template <class Word>
 inline uint8_t* pack_part(const int32_t* codes, int count, int width, uint8_t* out) {
+  typedef Word Words __attribute__((vector_size(W * sizeof(Word))));
   const uint32_t mask = (1u << width) - 1;
-  uint32_t words[delta::kLanes] = {};
-  for (int i = 0; i < count; ++i)
-    for (int l = 0; l < delta::kLanes; ++l)
-      words[l] |= (static_cast<uint32_t>(codes[delta::kLanes * i + l]) & mask) << (width * i);
-  for (int l = 0; l < delta::kLanes; ++l) {
-    const Word word = static_cast<Word>(words[l]);
-    std::memcpy(out + l * sizeof(Word), &word, sizeof word);
+  for (int lane = 0; lane < delta::kLanes; lane += W) {
+    vu words = {};
+    for (int i = 0; i < count; ++i) words |= (load_as<vu>(codes + delta::kLanes * i + lane) & mask) << (width * i);
+    store_as(out + lane * sizeof(Word), __builtin_convertvector(words, Words));
   }
   return out + delta::kLanes * sizeof(Word);
 }
@@ -237,12 +149,16 @@ struct RowRoom {
   alignas(64) float x[kRow], y[kRow], size[kRow], temp[kRow];
   alignas(64) int32_t codes[kRow];
 };
+struct RowRooms {
+  RowRoom row[kRowsAtOnce];
+  SearchRoom search[kRowsAtOnce];
+};
 
 // Zeros in place of what is no number; whether there was none.
 inline bool keep_finite(float* x, int D) {
   vi odd = {};
   for (int d = 0; d < D; d += W) odd |= vi(abs(load(x + d)) <= splat(std::numeric_limits<float>::max())) == 0;
-  if (!reduce(odd, [](int a, int b) { return a | b; })) return true;
+  if (!any(odd)) return true;
   for (int d = 0; d < D; ++d) x[d] = std::isfinite(x[d]) ? x[d] : 0.0f;
   return false;
 }
@@ -273,14 +189,9 @@ inline void fit_scale(const HeadTemplates& t, float square, bool used, RowRoom& 
   row.scale = stored.bits;
 }
 
-// room.x: the row (a key without its position) and zeros behind it. rotation: 0 for that of values, else the keys'.
-inline RowCode code_row(const HeadTemplates& t, int bits, int64_t rotation, RowRoom& room, uint8_t* codes) {
+// room.y to levels; the scale with them.
+inline void code_levels(const HeadTemplates& t, int bits, RowRoom& room, RowCode& row) {
   const int D = t.D, padded = (D + delta::kLanes - 1) / delta::kLanes * delta::kLanes;
-  RowCode row;
-  row.fits = keep_finite(room.x, D);
-  const int id = nearest_template(t, room.x, room.temp);
-  row.id = static_cast<uint8_t>(id);
-  residual(t, id, rotation, room);
   vf largest = {};
   for (int d = 0; d < D; d += W) {
     const vf y = load(room.y + d);
@@ -293,9 +204,26 @@ inline RowCode code_row(const HeadTemplates& t, int bits, int64_t rotation, RowR
   if (!used) std::fill(room.y, room.y + padded, 0.0f);
   quantise(bits, room.y, used ? delta::start_of(bits) / size : 0.0f, padded, room.size, room.codes);
   for (int d = D; d < padded; ++d) room.codes[d] = 0, room.size[d] = 0;
-  pack_codes(room.codes, D, bits, codes);
   fit_scale(t, square, used, room, row);
-  return row;
+}
+
+// n rows: rooms.row[r].x (a key without its position) and zeros behind it. rotation: 0 for that of values, else the
+// keys'. Step by step over all of them, since each step is a chain.
+inline void code_rows(const HeadTemplates& t, int bits, int64_t rotation, int n, RowRooms& rooms, uint8_t* const* codes,
+                      RowCode* rows) {
+  for (int r = 0; r < n; ++r) {
+    rows[r].fits = keep_finite(rooms.row[r].x, t.D);
+    to_search_integers(t, rooms.row[r].x, rooms.row[r].temp, rooms.search[r]);
+  }
+  dot_templates(t, n, rooms.search);
+  for (int r = 0; r < n; ++r) {
+    const int id = best_template(t, rooms.search[r]);
+    prefetch_row(t.centres + int64_t{id} * t.D, t.D * int64_t{sizeof(f16_t)});
+    rows[r].id = static_cast<uint8_t>(id);
+  }
+  for (int r = 0; r < n; ++r) residual(t, rows[r].id, rotation, rooms.row[r]);
+  for (int r = 0; r < n; ++r) code_levels(t, bits, rooms.row[r], rows[r]);
+  for (int r = 0; r < n; ++r) pack_codes(rooms.row[r].codes, t.D, bits, codes[r]);
 }
 
 }  // namespace sic::cpu::SIC_ISA

@@ -2,6 +2,7 @@
 #pragma once
 #include "delta/codes.h"
 #include "delta/delta.h"
+#include "slicing/rotation_cpu.h"
 #include "slicing/sketch_cpu.h"
 
 namespace sic::cpu::SIC_ISA {
@@ -12,15 +13,12 @@ inline void rotate_strided(float* x, int D, int R) {
   const int stride = D / R;
   if (stride == 1) {
     butterfly(x, D);
+  } else if (stride % W == 0) {
+    butterfly_far(x, stride, D);
   } else {
     for (int h = stride; h < D; h *= 2)
       for (int i = 0; i < D; i += 2 * h) {
-        int j = i;
-        for (; j + W <= i + h; j += W) {
-          const vf a = load(x + j), b = load(x + j + h);
-          store(x + j, a + b), store(x + j + h, a - b);
-        }
-        for (; j < i + h; ++j) {
+        for (int j = i; j < i + h; ++j) {
           const float a = x[j], b = x[j + h];
           x[j] = a + b, x[j + h] = a - b;
         }

@@ -108,32 +108,6 @@ void decode_levels(const CodedHead& head, const CodeRows& rows, float* out) {
   }
 }
 
-// Steps of a butterfly between channels of one vector, distances `first` and up; `first` is a power of two.
-SIC_INLINE vf rotate_within(vf x, int first) {
-  if (first <= 1) x = butterfly_step<1>(x);
-  if (first <= 2) x = butterfly_step<2>(x);
-  if constexpr (W >= 8)
-    if (first <= 4) x = butterfly_step<4>(x);
-  if constexpr (W >= 16)
-    if (first <= 8) x = butterfly_step<8>(x);
-  return x;
-}
-
-// The steps between channel groups, of distances `first` and up.
-template <int kDistance, int kGroups>
-SIC_INLINE void rotate_groups(vf* x, int first) {
-  if constexpr (kDistance < kGroups && kGroups % (2 * kDistance) == 0) {
-    if (first <= kDistance) {
-      SIC_UNROLL for (int i = 0; i < kGroups; ++i) {
-        if (i & kDistance) continue;
-        const vf a = x[i], b = x[i + kDistance];
-        x[i] = a + b, x[i + kDistance] = a - b;
-      }
-    }
-    rotate_groups<2 * kDistance, kGroups>(x, first);
-  }
-}
-
 struct ValueRows : CodeRows {
   const float* scale;
   const int32_t* id;

@@ -9,59 +9,10 @@
 #include "core/paged.h"
 #include "core/rows.h"
 #include "core/simd.h"
+#include "slicing/rotation_cpu.h"
 #include "slicing/sketch.h"
 
 namespace sic::cpu::SIC_ISA {
-
-// ---- rotation ----
-
-template <int H>
-SIC_INLINE vf butterfly_step(vf v) {
-  vi partner;
-  vf sign;
-  for (int i = 0; i < W; ++i) partner[i] = i ^ H, sign[i] = i & H ? -1.0f : 1.0f;
-  return __builtin_shuffle(v, partner) + v * sign;
-}
-
-// Unnormalised Hadamard transform of one power-of-two block.
-inline void butterfly(float* x, int n) {
-  int h = 1;
-  if (n >= W) {
-    for (int i = 0; i < n; i += W) {
-      vf v = butterfly_step<1>(load(x + i));
-      v = butterfly_step<2>(v);
-      if constexpr (W >= 8) v = butterfly_step<4>(v);
-      if constexpr (W >= 16) v = butterfly_step<8>(v);
-      store(x + i, v);
-    }
-    h = W;
-  }
-  for (; h < n; h *= 2) {
-    for (int i = 0; i < n; i += 2 * h) {
-      for (int j = i; j < i + h; j += h < W ? 1 : W) {
-        if (h < W) {
-          const float a = x[j], b = x[j + h];
-          x[j] = a + b, x[j + h] = a - b;
-        } else {
-          const vf a = load(x + j), b = load(x + j + h);
-          store(x + j, a + b), store(x + j + h, a - b);
-        }
-      }
-    }
-  }
-}
-
-// x <- normalised rotation of signs * x, block by block.
-inline void rotate(float* x, int D) {
-  const float* signs = slicing::sketch_signs();
-  for (int d = 0; d < D; ++d) x[d] *= signs[d];
-  for (int at = 0, n; at < D; at += n) {
-    n = slicing::rotation_block(D - at);
-    butterfly(x + at, n);
-    const float c = slicing::rotation_norm(n);
-    for (int i = at; i < at + n; ++i) x[i] *= c;
-  }
-}
 
 // Sum in the sketch's order: halves of each block, then the blocks. Destroys v.
 inline float tree_sum(float* v, int D) {
