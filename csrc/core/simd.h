@@ -157,31 +157,48 @@ SIC_INLINE void store(T* p, vf v) {
   store_first(p, v, W);
 }
 // The low half of each lane.
-SIC_INLINE void store_halves(uint16_t* p, vu v) {
+SIC_INLINE vh_half low_halves(vu v) {
 #if defined(__AVX512BW__)
-  store_as(p, _mm512_cvtepi32_epi16(__m512i(v)));
+  return vh_half(_mm512_cvtepi32_epi16(__m512i(v)));
 #elif defined(__AVX2__)
   const __m256i packed = _mm256_packus_epi32(__m256i(v & 0xffff), __m256i(v & 0xffff));
-  store_as(p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+  return vh_half(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
 #else
-  store_as(p, __builtin_convertvector(v, vh_half));
+  return __builtin_convertvector(v, vh_half);
 #endif
 }
-// Rounded as from_float does.
-SIC_INLINE void store(bf16_t* p, vf v) {
-  const vu u = bit_cast<vu>(v), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-  store_halves(&p->bits, v == v ? rounded : (u >> 16 | 0x40));
+// The nearest bf16 in the high half of each lane, rounded as from_float does.
+SIC_INLINE vu nearest_bf16(vf v) {
+  const vu u = bit_cast<vu>(v);
+  return v == v ? u + 0x7fff + (u >> 16 & 1) : u | 0x400000;
 }
+// The bits of the nearest half-width number.
+SIC_INLINE vh_half narrow(vf v, bf16_t) { return low_halves(nearest_bf16(v) >> 16); }
+SIC_INLINE void store(bf16_t* p, vf v) { store_as(p, narrow(v, bf16_t{})); }
 #if defined(__AVX2__) || defined(__aarch64__)
-SIC_INLINE void store(f16_t* p, vf v) {
+SIC_INLINE vh_half narrow(vf v, f16_t) {
   const vf number = v == v ? v : bit_cast<vf>((bit_cast<vu>(v) & 0x80000000) | 0x7fc00000);
 #if defined(__AVX512BW__)
-  store_as(p, _mm512_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
+  return vh_half(_mm512_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__AVX2__)
-  store_as(p, _mm256_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
+  return vh_half(_mm256_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
 #else
-  store_as(p, vcvt_f16_f32(number));
+  return bit_cast<vh_half>(vcvt_f16_f32(number));
 #endif
+}
+SIC_INLINE void store(f16_t* p, vf v) { store_as(p, narrow(v, f16_t{})); }
+#endif
+
+#if defined(__AVX512BW__)
+// The same of two vectors, in one register.
+SIC_INLINE __m512i narrow(vf a, vf b, bf16_t) {
+  alignas(64) static constexpr uint16_t kHighHalves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                           23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                           45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_permutex2var_epi16(__m512i(nearest_bf16(a)), load_as<__m512i>(kHighHalves), __m512i(nearest_bf16(b)));
+}
+SIC_INLINE __m512i narrow(vf a, vf b, f16_t) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(__m256i(narrow(a, f16_t{}))), __m256i(narrow(b, f16_t{})), 1);
 }
 #endif
 
@@ -208,6 +225,11 @@ SIC_INLINE float reduce_max(vf v) {
   return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+SIC_INLINE vi lane_numbers() {
+  vi n;
+  for (int i = 0; i < W; ++i) n[i] = i;
+  return n;
+}
 // Whether any lane of a comparison holds.
 SIC_INLINE bool any(vi mask) {
 #if defined(__AVX512BW__)
@@ -302,6 +324,8 @@ SIC_INLINE vb lookup16(vb table, vb index) {
 #endif
 }
 
+// Whatever only calls these must be inlined: GCC takes a function that does nothing but prefetch for one without effect
+// and drops its calls.
 SIC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 SIC_INLINE void prefetch_row(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(p) + i);

@@ -47,7 +47,10 @@ class CodedSource {
 
   void begin();
   void place(Tile&) const;
-  void fetch_first(const Tile&, const Rows&) const;
+  SIC_MEMBER_INLINE void fetch_first(const Tile& tile, const Rows&) const {
+    for (int j = 0; j < tile.n; ++j) prefetch(tile.tag[j]);
+    for (int j = 0; j < CodeRows::kAhead && j < tile.n; ++j) prefetch_row(tile.k[j], k_bytes_);
+  }
   void start(Tile&, const Tile& next);
   void logits(const Tile&, Rows&, int row, int count, int to);
   void values(const Tile&, Rows&, int row, int count, int from, int to);
@@ -55,11 +58,13 @@ class CodedSource {
 
  private:
   static constexpr int kKeys = 16, kValues = 32;  // decoded at a time: they stay in the first-level cache
+  static constexpr uint32_t kNoBlock = ~0u;
 
   struct Buffers {
     float *keys, *values;      // decoded rows
     float *plain, *mass;       // per query row: sums of what is not coded, weights by template [kTile]
     float *k_scale, *v_scale;  // of a tile's tokens
+    float* turned;             // [rows][Dk] queries turned back by a block of positions
     float *one, *row;          // [rows] of 1; a row that is not coded
     int32_t *k_id, *v_id, *position;
     uint8_t* no_codes;
@@ -80,6 +85,8 @@ class CodedSource {
         if (j >= from && j < to) body(j);
       }
   }
+  void fetch_centres(int from, int to) const;
+  const float* turned_queries(const Rows&, int from, int n);
   void load_special(const Tile&, int j, bool value, float* out) const;
   void add_mass(Rows&, int row, int count, int from, int to);
   void add_special_values(const Tile&, Rows&, int row, int count, int from, int to);
@@ -90,7 +97,7 @@ class CodedSource {
   const CodedHead v_;
   const KeyDecoder decode_keys_;
   const LevelDecoder decode_levels_;
-  const KeyDots dot_keys_;
+  const KeyDots dot_keys_, dot_turned_;
   const LevelSums add_levels_;
   const CacheRows k_codes_, v_codes_, tags_;
   const int64_t k_bytes_, v_bytes_;
@@ -100,6 +107,7 @@ class CodedSource {
   const int32_t* position_ = nullptr;  // of RoPE, by place in the tile
   uint64_t special_[kTile / 64];
   bool plain_used_ = false;
+  uint32_t turned_block_ = kNoBlock;
 };
 
 CodedSource::Buffers::Buffers(const Args& a, int64_t rows, Carver carve) {
@@ -107,6 +115,7 @@ CodedSource::Buffers::Buffers(const Args& a, int64_t rows, Carver carve) {
   keys = carve.take<float>(kKeys * Dk), values = carve.take<float>(kValues * Dv);
   plain = carve.take<float>(rows * Dv), mass = carve.take<float>(rows * kTile);
   k_scale = carve.take<float>(kTile), v_scale = carve.take<float>(kTile);
+  turned = carve.take<float>(rows * padded(a.attention.q.shape[3]));
   one = carve.take<float>(rows), row = carve.take<float>(std::max(Dk, Dv));
   k_id = carve.take<int32_t>(kTile), v_id = carve.take<int32_t>(kTile);
   const int64_t code_bytes = std::max(a.pages.k_codes.shape[3], a.pages.v_codes.shape[3]);
@@ -132,7 +141,8 @@ CodedSource::CodedSource(const Args& a, int64_t b, int64_t h, int64_t rows, Carv
       v_(a.codec.v, a.codec.v_bits, h),
       decode_keys_(key_decoder(k_)),
       decode_levels_(level_decoder(v_)),
-      dot_keys_(key_dots(k_, rows)),
+      dot_keys_(key_dots<Turn::whole>(k_, rows)),
+      dot_turned_(key_dots<Turn::in_block>(k_, rows)),
       add_levels_(level_sums(v_, rows)),
       k_codes_(a.pages.k_codes, a.attention.kv.block_table, b, h),
       v_codes_(a.pages.v_codes, a.attention.kv.block_table, b, h),
@@ -172,11 +182,6 @@ void CodedSource::place(Tile& tile) const {
   }
 }
 
-void CodedSource::fetch_first(const Tile& tile, const Rows&) const {
-  for (int j = 0; j < tile.n; ++j) prefetch(tile.tag[j]);
-  for (int j = 0; j < CodeRows::kAhead && j < tile.n; ++j) prefetch_row(tile.k[j], k_bytes_);
-}
-
 // Tags apart, in arrays.
 void CodedSource::start(Tile& tile, const Tile& next) {
   tile.link(next);
@@ -195,7 +200,7 @@ void CodedSource::start(Tile& tile, const Tile& next) {
     const vu both = load_as<vu>(scales + j), id = widen(ids + j);
     const vi special = ((both & 0xffff) == delta::kRawScale) | (load_as<vi>(tile.pos + j) >= tail_start_);
     f16_t halves[2][W];
-    store_halves(&halves[0][0].bits, both), store_halves(&halves[1][0].bits, both >> 16);
+    store_as(halves[0], low_halves(both)), store_as(halves[1], low_halves(both >> 16));
     store(f.k_scale + j, bit_cast<vf>(bit_cast<vi>(load(halves[0])) & ~special));
     store(f.v_scale + j, bit_cast<vf>(bit_cast<vi>(load(halves[1])) & ~special));
     const vu k_id = id & 0xff, v_id = id >> 8;
@@ -225,17 +230,49 @@ void CodedSource::load_special(const Tile& tile, int j, bool value, float* out) 
   if (!value && k_.rope) apply_rope(out, *k_.rope, position_[j]);
 }
 
+// What keys [from, to) of a tile are differences from.
+SIC_MEMBER_INLINE void CodedSource::fetch_centres(int from, int to) const {
+  for (int j = from; j < to; ++j)
+    prefetch_row(k_.centres + int64_t{buffers_.k_id[j]} * k_.D, k_.D * int64_t{sizeof(f16_t)});
+}
+
+// The queries turned back by the block of positions of keys [from, from + n), so that the keys need not be turned by
+// it; null if they are of several blocks.
+const float* CodedSource::turned_queries(const Rows& rows, int from, int n) {
+  if (!k_.rope) return nullptr;
+  const uint32_t block = static_cast<uint32_t>(position_[from]) / delta::kRopeBlock;
+  vi others = {};
+  for (int j = 0; j < n; j += W)
+    others |= vi(load_as<vu>(position_ + from + j) / delta::kRopeBlock != block) & (lane_numbers() < n - j);
+  if (any(others)) return nullptr;
+  float* const turned = buffers_.turned;
+  if (block == turned_block_) return turned;
+  turned_block_ = block;
+  std::memcpy(turned, rows.q, rows_ * rows.Dkp * sizeof(float));
+  const RopeAngles angles(*k_.rope, position_[from]);
+  for (int r = 0; r < rows.count; ++r) {
+    float* const q = turned + r * rows.Dkp;
+    turn<true>(q, q + angles.half, angles.hi, angles.half, 1);
+  }
+  return turned;
+}
+
 void CodedSource::logits(const Tile& tile, Rows& rows, int row, int count, int to) {
   const Buffers& f = buffers_;
+  // A dense call soon has all of them in the caches.
+  const bool sparse = row == 0 && a_.attention.selected.indices.given();
+  if (sparse) fetch_centres(0, std::min(kKeys, to));
   for (int j = 0; j < to; j += kKeys) {
     const int n = std::min(kKeys, to - j);
     if (row == 0)
       for (int i = j; i < j + kKeys && i < next_->n; ++i) prefetch(next_->tag[i]);
+    if (sparse) fetch_centres(j + n, std::min(j + n + kKeys, to));
     KeyRows keys;
     keys.codes = tile.k + j, keys.bytes = k_bytes_, keys.n = n, keys.fetch = row == 0;
     keys.scale = f.k_scale + j, keys.id = f.k_id + j, keys.position = position_ + j;
     if (dot_keys_ && count == rows.count && !any_special(j)) {
-      dot_keys_(k_, keys, rows.q, rows.Dkp, rows.logits + j, kTile);
+      const float* turned = turned_queries(rows, j, n);
+      (turned ? dot_turned_ : dot_keys_)(k_, keys, turned ? turned : rows.q, rows.Dkp, rows.logits + j, kTile);
       continue;
     }
     decode_keys_(k_, keys, f.keys);

@@ -14,26 +14,39 @@ using delta::DecodeArgs;
 // Results that no cache holds go past the caches: lines that are written whole need not be read first.
 constexpr int64_t kStreamBytes = int64_t{16} << 20;
 
-constexpr int kRun = 64;    // positions of a task
+constexpr int kRun = 128;   // positions of a task
 constexpr int kBlock = 16;  // rows decoded at a time
 
-// row -> p, n elements, past the caches where lines are whole.
+#if defined(__AVX512BW__)
+// A line of numbers of type T, in one register all along: a load behind two stores that it covers would wait for both.
 template <class T>
-SIC_INLINE void stream_row(T* p, int64_t n, const float* row) {
+SIC_INLINE __m512i line_of(const float* row) {
+  if constexpr (std::is_same_v<T, float>)
+    return __m512i(load(row));
+  else
+    return narrow(load(row), load(row + W), T{});
+}
+#endif
+
+// Rows of D floats, `from_stride` apart, become rows of T that are `stride` apart; past the caches if `stream` and
+// lines are whole.
+template <class T>
+void put_rows(int rows, int64_t D, const float* from, int64_t from_stride, T* to, int64_t stride,
+              [[maybe_unused]] bool stream) {
 #if defined(__AVX512BW__)
   constexpr int kLine = 64 / sizeof(T);
-  if (reinterpret_cast<uintptr_t>(p) % 64 == 0 && n % kLine == 0) {
-    for (int64_t i = 0; i < n; i += kLine) {
-      alignas(64) T line[kLine];
-      SIC_UNROLL for (int j = 0; j < kLine; j += W) store(line + j, load(row + i + j));
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(p + i), load_as<__m512i>(line));
-    }
+  if (stream && reinterpret_cast<uintptr_t>(to) % 64 == 0 && stride % kLine == 0 && D % kLine == 0) {
+    for (int r = 0; r < rows; ++r, from += from_stride, to += stride)
+      for (int64_t i = 0; i < D; i += kLine)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), line_of<T>(from + i));
     return;
   }
 #endif
-  int64_t i = 0;
-  for (; i + W <= n; i += W) store(p + i, load(row + i));
-  for (; i < n; ++i) from_float(row[i], p[i]);
+  for (int r = 0; r < rows; ++r, from += from_stride, to += stride) {
+    int64_t i = 0;
+    for (; i + W <= D; i += W) store(to + i, load(from + i));
+    for (; i < D; ++i) from_float(from[i], to[i]);
+  }
 }
 
 // One head's rows of a run. Behind the keys follow the first values, behind the values the next head's first keys.
@@ -93,12 +106,15 @@ class Decoder {
     const CacheRows k(a_.pages.k_codes, a_.block_table, b, h), v(a_.pages.v_codes, a_.block_table, b, h),
         tags(a_.pages.tags, a_.block_table, b, h);
     run.n = static_cast<int>(end - begin);
-    for (int j = 0; j < run.n; ++j) {
-      const RowPlace row = k.place(static_cast<uint32_t>(begin + j));
-      run.k[j] = reinterpret_cast<const uint8_t*>(k.at(row));
-      run.v[j] = reinterpret_cast<const uint8_t*>(v.at(row));
-      run.tag[j] = reinterpret_cast<const uint8_t*>(tags.at(row));
-      prefetch(run.tag[j]);
+    for (int j = 0, end; j < run.n; j = end) {  // page by page
+      const RowPlace first = k.place(static_cast<uint32_t>(begin + j));
+      end = static_cast<int>(std::min<int64_t>(run.n, j + k.split.page - first.offset));
+      const char *k_at = k.at(first), *v_at = v.at(first), *tag_at = tags.at(first);
+      for (int i = j; i < end; ++i, k_at += k.row_stride, v_at += v.row_stride, tag_at += tags.row_stride) {
+        run.k[i] = reinterpret_cast<const uint8_t*>(k_at), run.v[i] = reinterpret_cast<const uint8_t*>(v_at);
+        run.tag[i] = reinterpret_cast<const uint8_t*>(tag_at);
+        prefetch(tag_at);
+      }
     }
   }
 
@@ -120,9 +136,13 @@ class Decoder {
       store(run.k_scale + j, load(k_scale + j)), store(run.v_scale + j, load(v_scale + j));
   }
 
-  void put(const TensorView& out, int64_t at, const float* row) const {
-    if (!stream_) return store_row(out, at, out.shape[3], row, 1);
-    with_float_type(out.dtype, [&](auto t) { stream_row(out.as<decltype(t)>() + at, out.shape[3], row); });
+  void put(const TensorView& out, int64_t at, int rows, const float* from) const {
+    const int64_t D = out.shape[3];
+    with_float_type(out.dtype, [&](auto t) {
+      using T = decltype(t);
+      if constexpr (!std::is_same_v<T, f8_t>)
+        put_rows(rows, D, from, CodedHead::stride(D), out.as<T>() + at, out.stride[1], stream_);
+    });
   }
 
   // An entry that is none reads as zeros.
@@ -144,12 +164,11 @@ class Decoder {
       decode(head, rows, buffer);
       for (int i = 0; i < rows.n; ++i) {
         float* row = buffer + i * CodedHead::stride(head.D);
-        if (run.raw[j + i]) {
-          load_raw(run.k[j + i], 0, head.D, row);
-          if (head.rope) apply_rope(row, *head.rope, run.position[j + i]);
-        }
-        put(a_.k, offset(a_.k, b, begin + j + i, h), row);
+        if (!run.raw[j + i]) continue;
+        load_raw(run.k[j + i], 0, head.D, row);
+        if (head.rope) apply_rope(row, *head.rope, run.position[j + i]);
       }
+      put(a_.k, offset(a_.k, b, begin + j, h), rows.n, buffer);
     }
   }
 
@@ -165,8 +184,8 @@ class Decoder {
       for (int i = 0; i < rows.n; ++i) {
         float* row = buffer + i * CodedHead::stride(head.D);
         if (run.raw[j + i]) load_raw(run.k[j + i], a_.k.shape[3], head.D, row);
-        put(a_.v, offset(a_.v, b, begin + j + i, h), row);
       }
+      put(a_.v, offset(a_.v, b, begin + j, h), rows.n, buffer);
     }
   }
 

@@ -10,7 +10,7 @@ namespace {
 using delta::EncodeArgs;
 using delta::Tag;
 
-constexpr int64_t kRowsPerTask = 64;
+constexpr int64_t kRowsPerTask = 128;
 constexpr int64_t kAhead = 8;  // rows between the one that is coded and the one that is fetched
 
 char* row_of(const TensorView& pages, int64_t h, int64_t slot) {
@@ -72,7 +72,7 @@ class HeadEncoder {
   }
 
   // What row i reads and writes: the rows of a head lie too far apart for the hardware to foresee.
-  void fetch(const TensorView& rows, const TensorView& codes, int64_t i) const {
+  SIC_MEMBER_INLINE void fetch(const TensorView& rows, const TensorView& codes, int64_t i) const {
     const int64_t bytes = itemsize(rows.dtype);
     prefetch_row(rows.as<const char>() + (i * rows.stride[0] + h_ * rows.stride[1]) * bytes, rows.shape[2] * bytes);
     if (slots_[i] < 0) return;

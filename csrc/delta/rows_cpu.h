@@ -146,8 +146,11 @@ void decode_values(const CodedHead& head, const ValueRows& rows, float* out) {
 
 // ---- keys ----
 
+// How far RoPE turns a key: all the way, or by its place in a block of positions.
+enum class Turn { whole, in_block };
+
 // Keys whose rotation stays within lanes: no channel leaves its register. RoPE if it does so, too.
-template <int kBits, int kGroups>
+template <int kBits, int kGroups, Turn kTurn = Turn::whole>
 class LaneKeys {
  public:
   SIC_MEMBER_INLINE explicit LaneKeys(const KeyHead& head)
@@ -169,6 +172,7 @@ class LaneKeys {
     const uint32_t position = static_cast<uint32_t>(rows.position[j]);
     constexpr int kRow = kGroups * delta::kLanes;
     turn(rope_->lo.as<const float>() + position % delta::kRopeBlock * kRow + lane, x);
+    if constexpr (kTurn == Turn::in_block) return;
     turn(rope_->hi.as<const float>() + position / delta::kRopeBlock * int64_t{kRow} + lane, x);
   }
 
@@ -220,10 +224,10 @@ void decode_keys(const KeyHead& head, const KeyRows& rows, float* out) {
 
 #if defined(__AVX512BW__)
 // The same sums as tile_logits of R query rows makes with decoded keys.
-template <int kBits, int kGroups, int R>
+template <int kBits, int kGroups, int R, Turn kTurn>
 void dot_keys(const KeyHead& head, const KeyRows& rows, const float* q, int64_t Dp, float* logits, int64_t stride) {
   constexpr int N = W / R;
-  const LaneKeys<kBits, kGroups> keys(head);
+  const LaneKeys<kBits, kGroups, kTurn> keys(head);
   for (int j = 0; j < rows.n; j += N) {
     vf sum[W] = {};
     SIC_UNROLL for (int i = 0; i < N; i += 2) {  // two keys at a time: each load of q serves both
@@ -350,7 +354,8 @@ using KeyDots = void (*)(const KeyHead&, const KeyRows&, const float* q, int64_t
 using LevelSums = void (*)(const CodedHead&, const CodeRows&, const float* weights, int64_t stride, const float* decay,
                            float* acc, int64_t Dp);
 
-inline KeyDots key_dots([[maybe_unused]] const KeyHead& head, [[maybe_unused]] int64_t rows) {
+template <Turn kTurn>
+KeyDots key_dots([[maybe_unused]] const KeyHead& head, [[maybe_unused]] int64_t rows) {
 #if defined(__AVX512BW__)
   if (rows > 2 && rows <= 4 && rotates_in_lanes(head) && (!head.rope || head.turns_in_lanes))
     return with_bits(head.bits, [&](auto bits) {
@@ -358,7 +363,7 @@ inline KeyDots key_dots([[maybe_unused]] const KeyHead& head, [[maybe_unused]] i
         if constexpr (groups() == 0 || groups() > 8)
           return nullptr;
         else
-          return dot_keys<bits(), groups(), 4>;
+          return dot_keys<bits(), groups(), 4, kTurn>;
       });
     });
 #endif

@@ -45,7 +45,7 @@ class CacheSource {
     }
     tile.pad();
   }
-  void fetch_first(const Tile& tile, const Rows& rows) const {
+  SIC_MEMBER_INLINE void fetch_first(const Tile& tile, const Rows& rows) const {
     for (int j = 0; j < kAhead && j < tile.n; ++j) prefetch_row(tile.k[j], rows.Dk * static_cast<int64_t>(sizeof(T)));
   }
   void start(Tile& tile, const Tile& next) const { tile.link(next); }

@@ -12,7 +12,7 @@ SIC_INLINE vf butterfly_step(vf v) {
   vi partner;
   vf sign;
   for (int i = 0; i < W; ++i) partner[i] = i ^ H, sign[i] = i & H ? -1.0f : 1.0f;
-  return __builtin_shuffle(v, partner) + v * sign;
+  return fma(v, sign, __builtin_shuffle(v, partner));  // v * sign is exact
 }
 
 // Steps of a butterfly between channels of one vector, distances `first` and up; `first` is a power of two.
@@ -81,8 +81,21 @@ inline void butterfly(float* x, int n) {
       }
 }
 
+// The same as rotate() for one block of kVectors vectors.
+template <int kVectors>
+SIC_INLINE void rotate_block(float* x) {
+  const float* signs = slicing::sketch_signs();
+  const vf c = splat(slicing::rotation_norm(kVectors * W));
+  vf v[kVectors];
+  SIC_UNROLL for (int i = 0; i < kVectors; ++i) v[i] = rotate_within(load(x + W * i) * load(signs + W * i), 1);
+  rotate_groups<1, kVectors>(v, 1);
+  SIC_UNROLL for (int i = 0; i < kVectors; ++i) store(x + W * i, v[i] * c);
+}
+
 // x <- normalised rotation of signs * x, block by block.
 inline void rotate(float* x, int D) {
+  if (D == 8 * W) return rotate_block<8>(x);
+  if (D == 4 * W) return rotate_block<4>(x);
   const float* signs = slicing::sketch_signs();
   for (int d = 0; d < D; ++d) x[d] *= signs[d];
   for (int at = 0, n; at < D; at += n) {

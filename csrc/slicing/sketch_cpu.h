@@ -14,8 +14,19 @@
 
 namespace sic::cpu::SIC_ISA {
 
+// The same as tree_sum() for one block of kVectors vectors.
+template <int kVectors>
+SIC_INLINE float tree_sum_block(const float* v) {
+  vf x[kVectors];
+  SIC_UNROLL for (int i = 0; i < kVectors; ++i) x[i] = load(v + W * i);
+  SIC_UNROLL for (int h = kVectors / 2; h > 0; h /= 2) SIC_UNROLL for (int i = 0; i < h; ++i) x[i] += x[i + h];
+  return reduce_add(x[0]);
+}
+
 // Sum in the sketch's order: halves of each block, then the blocks. Destroys v.
 inline float tree_sum(float* v, int D) {
+  if (D == 8 * W) return tree_sum_block<8>(v);
+  if (D == 4 * W) return tree_sum_block<4>(v);
   float total = 0;
   for (int at = 0, n; at < D; at += n) {
     n = slicing::rotation_block(D - at);
