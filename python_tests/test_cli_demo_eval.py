@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +17,7 @@ pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 
 import tiny_model
 
-from sic_kernels.cli import main
+from sic_kernels.cli import _delta_eval, _llama_cpp, main
 from sic_kernels.delta import ModelTemplates
 
 
@@ -139,7 +143,7 @@ def test_eval_delta(folder, templates, capsys):
     rows = {(row["text"], row["policy"]): row for row in result["rows"]}
     labels = [label for text, label in rows if text == "python:argparse"]
     assert labels[:7] == ["dense", "fp8 e4m3", "q8_0", "q4_0", "KIVI-4", "KIVI-2", "KIVI-2, 128 raw"]
-    assert labels[-2:] == ["oracle 20%, raw", "delta k4v4, sliced 20%"]
+    assert labels[-5:] == ["oracle 20%, raw", "delta k4v4, sliced 20%", *_llama_cpp.TYPES]
     for text in ("python:argparse", "python:timeit", "all"):
         sizes = {label: rows[text, label]["size"] for label in ("fp8 e4m3", "KIVI-2, 128 raw")}
         assert sizes["fp8 e4m3"] == 0.5
@@ -152,6 +156,37 @@ def test_eval_delta(folder, templates, capsys):
     assert result["templates"]["count"] == 8
     assert main([*argv, "--threads", "1"]) == 0
     assert "KL / peer's" in capsys.readouterr().out
+
+
+class Llama:
+    """In place of llama-cpp-python's: logits that grow with the token, those of coded caches a little off."""
+
+    def __init__(self, path, n_ctx, type_k, type_v, logits_all, **options):
+        assert (Path(path).name, logits_all, type_v) == ("model.gguf", True, type_k)
+        self.scores, self.at, self.type = np.zeros((n_ctx, 50), np.float32), 0, type_k
+
+    def eval(self, tokens):
+        for token in tokens:
+            self.scores[self.at] = np.sin(np.arange(50) * (token + 1)) + 0.01 * (self.type != 1) * np.arange(50)
+            self.at += 1
+
+    def close(self):
+        pass
+
+
+def test_rows_of_llama_cpp(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama, __spec__=True))
+    lm = types.SimpleNamespace(gguf=Path("model.gguf"))
+    ids, scores = torch.arange(112)[None] % 50, {}
+    base, *coded = _delta_eval._llama_rows(lm, "text", ids, 96, scores, types.SimpleNamespace(
+        add_task=lambda *a, **k: 0, advance=lambda *a: None))  # fmt: skip
+    assert (base["policy"], base["size"]) == ("llama.cpp f16", 1.0)
+    assert "kl" not in base
+    assert [row["size"] for row in coded] == [0.53125, 0.28125]
+    assert all(row["kl"] > 0 and row["perplexity_change"] != 0 for row in coded)
+    assert set(scores) == set(_llama_cpp.TYPES)
+    absent = _delta_eval._llama_rows(types.SimpleNamespace(gguf=None), "text", ids, 96, {}, None)
+    assert {row["absent"] for row in absent} == {"the model is not a .gguf file"}
 
 
 def test_a_text_that_is_too_short_is_an_error(folder, capsys):

@@ -81,7 +81,7 @@ def test_rows_join_variants(rules):
     (row,) = sass_gate.rows([kernel("wide<1>", 40, LDG_128=2), kernel("wide<2>", 60, LDG_128=5, HMMA=1, LDL=1)])
     assert row["variants"] == 2
     assert row["registers"] == [40, 60]
-    assert row["ceiling"] == [64]
+    assert row["ceiling"] == 64
     assert row["spills"] == 1
     assert row["ops"] == {"HMMA": [0, 1], "LDG.128": [2, 5], "LDL": [0, 1]}
 

@@ -176,9 +176,8 @@ def gpu(report):
     """What the machine code of each kernel has."""
     lines = []
     for r in report["kernels"]:
-        ceiling = " or ".join(map(str, r["ceiling"])) or "none"
         wanted = [op for op in ("LDG.128", "LDGSTS.128", "STG.128", "HMMA", "IMMA") if op in r["ops"]]
-        lines.append((f"`{r['kernel']}`", r["variants"], f"{_span(r['registers'])} of {ceiling}", r["spills"],
+        lines.append((f"`{r['kernel']}`", r["variants"], f"{_span(r['registers'])} of {r['ceiling'] or 'any number'}", r["spills"],
                       ", ".join(f"{op} {_span(r['ops'][op])}" for op in wanted)))  # fmt: skip
     archs = sorted({a for r in report["kernels"] for a in r["architectures"]})
     header = ("kernel", "variants", "registers, of at most", "spills", "wide loads and stores, tensor-core operations")

@@ -184,24 +184,25 @@ def unused_rules(kernels: Sequence[Kernel]) -> list[str]:
 
 
 def rows(kernels: Sequence[Kernel]) -> list[dict[str, object]]:
-    """A line for each kernel, its variants and architectures together, JSON-ready."""
-    groups: dict[str, list[Kernel]] = {}
+    """A line for each kernel and ceiling of registers, its variants and architectures together, JSON-ready."""
+    groups: dict[tuple[str, int], list[Kernel]] = {}
     for k in kernels:
-        groups.setdefault(k.name.split("<")[0], []).append(k)
+        rule = rule_of(k.name)
+        groups.setdefault((k.name.split("<")[0], rule.registers if rule else 0), []).append(k)
     return [
         {
             "kernel": name,
             "variants": len({k.name for k in group}),
             "architectures": sorted({k.arch for k in group}),
             "registers": [min(k.registers for k in group), max(k.registers for k in group)],
-            "ceiling": sorted({rule.registers for k in group if (rule := rule_of(k.name))}),
+            "ceiling": ceiling or None,
             "stack": max(k.stack for k in group),
             "spills": max(k.spills for k in group),
             "shared": [min(k.shared for k in group), max(k.shared for k in group)],
             "needs": sorted({op for k in group if (rule := rule_of(k.name)) for op in rule.needs}),
             "ops": {op: [min(counts), max(counts)] for op, counts in _counts(group).items()},
         }
-        for name, group in groups.items()
+        for (name, ceiling), group in sorted(groups.items())
     ]
 
 

@@ -7,6 +7,7 @@ and coded when it is over: every method alike. Sizes are those at the end, every
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 
 from .. import delta, slicing
 from ..integrations.transformers import SlicedCache
-from . import _run
+from . import _llama_cpp, _run
 from ._coders import Delta, Kivi, NotHere, Quanto, RowCoder, fp8, q4_0, q8_0
-from ._quality import EvalCache, Plan, policy, quality_row, score
+from ._quality import EvalCache, Plan, compare, policy, quality_row, score
 
 Tensor = torch.Tensor
 
@@ -127,7 +128,26 @@ def evaluate_text(
         )
         cache.crop(-scored)
         rows.append({**quality_row(name, plan.label, plan.against, scores), **_sizes(plan, coder, pages, context)})
-    return rows, scores
+    return rows + _llama_rows(lm, name, ids, scored, scores, bar), scores
+
+
+def _llama_rows(
+    lm: Any, text: str, ids: Tensor, scored: int, scores: dict[str, dict[str, Tensor]], bar: Any
+) -> list[dict[str, Any]]:
+    """The lines of llama.cpp, each against its own half-precision run; their scores join the others."""
+    try:
+        gguf = _llama_cpp.require(lm.gguf)
+    except NotHere as why:
+        return [{"text": text, "policy": label, "absent": str(why)} for label in _llama_cpp.TYPES]
+    rows: list[dict[str, Any]] = []
+    dense: list[Tensor] = []
+    task = bar.add_task(f"{text}: llama.cpp", total=scored * len(_llama_cpp.TYPES))
+    for label, (kind, _) in _llama_cpp.TYPES.items():
+        with contextlib.closing(_llama_cpp.Run(gguf, ids[0], kind)) as run:
+            parts = _llama_cpp.log_probabilities(run, scored, CHUNK, lambda n: bar.advance(task, n))
+        scores[label] = compare(parts, ids[:, -scored:], dense)
+        rows.append({**quality_row(text, label, None, scores, _llama_cpp.BASE), "size": _llama_cpp.size(label)})
+    return rows
 
 
 def over_all_texts(scores: list[dict[str, dict[str, Tensor]]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,7 +158,8 @@ def over_all_texts(scores: list[dict[str, dict[str, Tensor]]], rows: list[dict[s
     for label in joined:
         mine = [row for row in rows if row["policy"] == label]
         sizes = {name: sum(row[name] for row in mine) / len(mine) for name in SIZES if name in mine[0]}
-        lines.append({**quality_row("all", label, mine[0].get("against"), joined), **sizes})
+        base = _llama_cpp.BASE if label in _llama_cpp.TYPES else "dense"
+        lines.append({**quality_row("all", label, mine[0].get("against"), joined, base), **sizes})
     return lines
 
 

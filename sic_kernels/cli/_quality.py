@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -91,11 +92,19 @@ class EvalCache(SlicedCache):
 
 
 def score(model: Any, ids: Tensor, cache: Any, dense: list[Tensor], chunk: int, advance: Any) -> dict[str, Tensor]:
-    """Per token: negative log-likelihood of the next, KL to dense, same greedy choice. The dense run fills `dense`."""
+    """`compare` for a run of the model on top of `cache`."""
+    return compare(_run.teacher_forced(model, ids, cache, chunk, advance), ids, dense)
+
+
+def compare(run: Iterable[Tensor], ids: Tensor, dense: list[Tensor]) -> dict[str, Tensor]:
+    """Per token: negative log-likelihood of the next, KL to dense, same greedy choice. The dense run fills `dense`.
+
+    run: log-probabilities `[n,V]` of one chunk of `ids [1,N]` after the other.
+    """
     first = not dense
     nll, kl, same = [], [], []
     at = 0
-    for i, logp in enumerate(_run.teacher_forced(model, ids, cache, chunk, advance)):
+    for i, logp in enumerate(run):
         if first:
             dense.append(logp)
         base = dense[i]
@@ -107,12 +116,14 @@ def score(model: Any, ids: Tensor, cache: Any, dense: list[Tensor], chunk: int, 
     return {"nll": torch.cat(nll), "kl": torch.cat(kl), "same": torch.cat(same).float()}
 
 
-def quality_row(text: str, label: str, against: str | None, scores: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """A line of the table from the scores of all rows so far, by label; the first is dense.
+def quality_row(
+    text: str, label: str, against: str | None, scores: dict[str, dict[str, Tensor]], base: str = "dense"
+) -> dict[str, Any]:
+    """A line of the table from the scores of all rows so far, by label.
 
-    against: label of the row whose KL this one's is held against.
+    against: label of the row whose KL this one's is held against; base: of the dense run it is compared with.
     """
-    mine, dense = scores[label], next(iter(scores.values()))
+    mine, dense = scores[label], scores[base]
     row: dict[str, Any] = {"text": text, "policy": label, "perplexity": mine["nll"].mean().exp().item()}
     if mine is dense:
         return row

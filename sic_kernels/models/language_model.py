@@ -48,6 +48,7 @@ class LanguageModel:
     model: Any
     tokenizer: Any
     name: str
+    gguf: Path | None = None  # the file, where it is one
 
     def tokens(self, text: str, count: int, skip: int = 0) -> Any:
         """int64 `[1,count]`: tokens skip .. skip + count of the text; raises `ArgumentError` if it is too short."""
@@ -80,7 +81,8 @@ def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = 1 << 30  # long texts are the point: no warning about them
-    return LanguageModel(model.eval(), tokenizer, Path(gguf).stem if gguf else Path(folder).name)
+    file = None if gguf is None else Path(folder, gguf)
+    return LanguageModel(model.eval(), tokenizer, file.stem if file else Path(folder).name, file)
 
 
 def _locate(source: str | os.PathLike[str] | None) -> tuple[str, str | None]:
