@@ -1,6 +1,7 @@
 """verify_determinism sees one bit, wherever it is."""
 
 import dataclasses
+import json
 from typing import NamedTuple
 
 import numpy
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 import sic_kernels as sic
+from sic_kernels import delta, slicing
+from sic_kernels.cli import main
 
 
 class Result(NamedTuple):
@@ -90,3 +93,12 @@ def test_wrong_use():
         sic.verify_determinism(lambda: 1, runs=1)
     with pytest.raises(sic.ArgumentError, match="got object"):
         sic.verify_determinism(lambda: object(), runs=2)
+
+
+def test_the_command_runs_every_operation(capsys):
+    assert main(["verify-determinism", "--runs", "2", "--threads", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["equal"]
+    ops = {*slicing.__all__, *delta.__all__} & set(report["operations"])
+    assert ops >= {"attend", "select_slice", "sliced_attention", "encode", "decode", "delta_attention", "append_kv"}
+    assert all(row["digest"] and not row["why"] for row in report["operations"].values())

@@ -1,4 +1,4 @@
-"""Run every slicing operation again and again and compare the bits: from run to run, between thread counts, and for
+"""Run every operation again and again and compare the bits: from run to run, between thread counts, and for
 one sequence alone and inside batches.
 """
 
@@ -189,4 +189,50 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
         "merge_states": lambda: tuple(slicing.merge_states(p.outs[0], p.lses[0], p.outs[1], p.lses[1], **forced)),
         "merge_many": lambda: tuple(slicing.merge_many(p.outs, p.lses, **forced)),
         "attend": attend,
+        **_coded_operations(p, batch, forced),
     }
+
+
+def _coded_operations(p: SimpleNamespace, batch: int, forced: dict[str, Any]) -> dict[str, Callable[[], tuple]]:
+    """The same rows, coded."""
+    import torch
+
+    from .. import delta, slicing
+
+    gen = torch.Generator().manual_seed(1)
+    k_templates, v_templates = (
+        delta.fit_templates(torch.randn(256, HEADS, DIM, generator=gen), count=16) for _ in "kv"
+    )
+    codec = delta.Codec(4, 4, k_templates, v_templates, delta.Rope(1e4, DIM, max_position=TOKENS))
+    wide = max(BATCHES)
+    longest = p.rows.shape[2]
+    table = torch.arange(wide * longest // PAGE, dtype=torch.int32).view(wide, -1)[:batch]
+    k = p.rows.transpose(1, 2)  # [B,S,Hkv,D]
+    at = torch.arange(longest).repeat(batch)
+    slots = (torch.arange(batch)[:, None] * longest + torch.arange(longest)).flatten()
+    coded = (codec, pages := _coded_pages(codec, p), table, p.lens)
+
+    def encode(into: Any = None) -> tuple:
+        pages = into or _coded_pages(codec, p)
+        delta.encode(codec, k.flatten(0, 1), k.flatten(0, 1), at, slots, pages, **({} if into else forced))
+        return tuple(x.unflatten(0, (wide, -1))[:batch] for x in (pages.k_codes, pages.v_codes, pages.tags))
+
+    def select_slice() -> tuple:
+        selection, unread = slicing.select_slice(p.q, p.sketch, p.table, p.lens, **forced)
+        return selection.indices, selection.counts, unread
+
+    encode(pages)
+    return {
+        "select_slice": select_slice,
+        "encode": encode,
+        "decode": lambda: tuple(delta.decode(*coded, **forced)),
+        "delta_attention": lambda: tuple(delta.delta_attention(p.q, *coded, **forced)),
+        "delta_attention, sliced": lambda: tuple(delta.delta_attention(p.q, *coded, p.chosen, **forced)),
+    }
+
+
+def _coded_pages(codec: Any, p: SimpleNamespace) -> Any:
+    """Empty pages for the largest batch, with room for every sequence's sinks."""
+    from .. import delta
+
+    return delta.DeltaPages.allocate(codec, len(p.k), PAGE, HEADS, DIM, DIM, raw_rows=max(BATCHES) * HEADS * 64)
