@@ -102,7 +102,8 @@ def test_demo_shows_the_coded_cache(folder, templates, capsys):
     for side in ("coded", "coded_sliced"):
         assert result[side]["perplexity"] == pytest.approx(result["dense"]["perplexity"], rel=0.05)
         assert 0 < result[side]["cache_bytes"] < result["dense"]["cache_bytes"]
-        assert result[side]["sketch_bytes"] > 0
+    assert result["coded"]["sketch_bytes"] == 0  # nothing is selected
+    assert result["coded_sliced"]["sketch_bytes"] > 0
     assert result["coded"]["greedy_agreement"] == 1.0
     assert result["coded_sliced"]["kv_bytes"] < result["coded"]["kv_bytes"] < result["dense"]["kv_bytes"]
     assert main([*argv, "--templates", templates, "--threads", "1"]) == 0

@@ -3,6 +3,8 @@
 import json
 import random
 import struct
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from sic_kernels.runtime.errors import ArgumentError
 from sic_kernels.slicing import KeySketch, SketchParams
 from sic_kernels.testing import assert_same_bits, generator, randn
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import fuzz_blob
+
 RAW = torch.tensor([0x00, 0x7E, 0, 0, 0, 0], dtype=torch.uint8)
 CODEC = Codec(4, 3, Templates.zero(2, 64), Templates.zero(2, 32), Rope(1e4, 64))
 
@@ -26,6 +31,7 @@ def random_pages(seed=0, P=5, raw=((3, 1, 5), (0, 0, 0), (3, 0, 15))):
     pages = DeltaPages.allocate(CODEC, P, 16, 2, 64, 32, raw_rows=9)
     for array in (pages.k_codes, pages.v_codes, pages.tags):
         array.copy_(torch.randint(0, 100, array.shape, generator=gen, dtype=torch.uint8))
+    pages.tags[..., 4:] = 0  # the only template
     pages.raw.copy_(randn(gen, 9, 96))
     for entry, (p, h, o) in zip((7, 2, 4), raw):
         pages.tags[p, h, o], pages.k_codes[p, h, o] = RAW, 0
@@ -290,3 +296,10 @@ def test_inspect(tmp_path, capsys):
     assert "centres" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "none")]) == 1
     assert "a readable file" in capsys.readouterr().err
+
+
+def test_fuzz():
+    """Edits behind right checksums: refused, or read whole."""
+    tried, read = fuzz_blob.at_random(fuzz_blob.Target(), seconds=3, seed=0)
+    assert tried > 100
+    assert 0 < read < tried

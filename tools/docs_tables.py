@@ -177,8 +177,9 @@ def gpu(report):
     lines = []
     for r in report["kernels"]:
         wanted = [op for op in ("LDG.128", "LDGSTS.128", "STG.128", "HMMA", "IMMA") if op in r["ops"]]
-        lines.append((f"`{r['kernel']}`", r["variants"], f"{_span(r['registers'])} of {r['ceiling'] or 'any number'}", r["spills"],
-                      ", ".join(f"{op} {_span(r['ops'][op])}" for op in wanted)))  # fmt: skip
+        registers = f"{_span(r['registers'])} of {r['ceiling'] or 'any number'}"
+        ops = ", ".join(f"{op} {_span(r['ops'][op])}" for op in wanted)
+        lines.append((f"`{r['kernel']}`", r["variants"], registers, r["spills"], ops))
     archs = sorted({a for r in report["kernels"] for a in r["architectures"]})
     header = ("kernel", "variants", "registers, of at most", "spills", "wide loads and stores, tensor-core operations")
     return f"Over {', '.join(archs)}, smallest and largest of all variants.\n\n" + table(header, lines)

@@ -66,6 +66,18 @@ Handle handle_of(const char* op, const char* arg, py::handle object, bool none) 
                  none ? "None, or the handle of a block" : "the handle of a block");
 }
 
+// A view of an object's memory, given back when it goes.
+struct BufferView {
+  Py_buffer view = {};
+
+  BufferView() = default;
+  ~BufferView() {
+    if (view.obj) PyBuffer_Release(&view);
+  }
+  BufferView(const BufferView&) = delete;
+  BufferView& operator=(const BufferView&) = delete;
+};
+
 // The tokens of one call: a view of the caller's memory where it can be one.
 class TokenArg {
  public:
@@ -75,15 +87,12 @@ class TokenArg {
     } else if (PyObject_CheckBuffer(object.ptr())) {
       from_buffer(object);
     } else if (py::hasattr(object, "__dlpack__")) {
-      from_tensor(args_.emplace(op)("tokens", object));
+      from_tensor(args_.emplace(op, py::none())("tokens", object));
     } else if (PySequence_Check(object.ptr()) && !PyUnicode_Check(object.ptr())) {
       from_sequence(py::reinterpret_steal<py::object>(PySequence_List(object.ptr())));
     } else {
       fail(type_of(object));
     }
-  }
-  ~TokenArg() {
-    if (buffer_.obj) PyBuffer_Release(&buffer_);
   }
   TokenArg(const TokenArg&) = delete;
   TokenArg& operator=(const TokenArg&) = delete;
@@ -115,16 +124,17 @@ class TokenArg {
   }
 
   void from_buffer(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+    Py_buffer& buffer = buffer_.view;
+    if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
       PyErr_Clear();
       fail(type_of(object) + " whose memory cannot be read");
     }
-    std::string format = buffer_.format ? buffer_.format : "B";
+    std::string format = buffer.format ? buffer.format : "B";
     if (format.size() == 2 && (format[0] == '<' || format[0] == '=' || format[0] == '@')) format.erase(0, 1);
     const bool integers = format == "i" || format == "l" || format == "q";
-    if (!integers || buffer_.ndim != 1 || (buffer_.itemsize != 4 && buffer_.itemsize != 8))
-      fail(type_of(object) + " of format '" + buffer_.format + "' and rank " + std::to_string(buffer_.ndim));
-    read(buffer_.buf, buffer_.shape[0], buffer_.strides[0], buffer_.itemsize);
+    if (!integers || buffer.ndim != 1 || (buffer.itemsize != 4 && buffer.itemsize != 8))
+      fail(type_of(object) + " of format '" + format + "' and rank " + std::to_string(buffer.ndim));
+    read(buffer.buf, buffer.shape[0], buffer.strides[0], buffer.itemsize);
   }
 
   void from_tensor(const TensorView& v) {
@@ -163,7 +173,7 @@ class TokenArg {
 
   const char* op_;
   std::optional<Args> args_;  // keeps a tensor's memory
-  Py_buffer buffer_{};
+  BufferView buffer_;
   int64_t few_wide_[kFew];
   int32_t few_[kFew];
   std::vector<int64_t> many_wide_;
@@ -194,8 +204,17 @@ py::object insert(BlockIndex& index, py::handle space, py::handle parent, py::ha
                      label_of(op, "salt", salt)};
   std::vector<int64_t> freed;
   if (!evicted.is_none() && !PyList_Check(evicted.ptr())) Check(op).fail("evicted", type_of(evicted), "a list or None");
-  const Handle handle = index.insert(key, int_of(op, "value", value), pin, evicted.is_none() ? nullptr : &freed);
-  for (int64_t v : freed) py::list(evicted).append(v);
+  const auto give = [&] {  // also what went before an insertion that failed
+    for (int64_t v : freed) evicted.attr("append")(v);
+  };
+  Handle handle = 0;
+  try {
+    handle = index.insert(key, int_of(op, "value", value), pin, evicted.is_none() ? nullptr : &freed);
+  } catch (...) {
+    give();
+    throw;
+  }
+  give();
   return py::int_(handle);
 }
 

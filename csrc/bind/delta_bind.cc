@@ -33,7 +33,7 @@ Pages pages(Args& in, const py::tuple& t) {
 py::tuple delta_encode(py::handle k, py::handle v, py::handle positions, py::handle slots, py::tuple of, int64_t sinks,
                        py::tuple into, py::handle bits, py::handle norm, py::handle centre, py::handle workspace,
                        int code) {
-  Args in("delta_encode");
+  Args in("delta_encode", workspace);
   delta::EncodeArgs a;
   a.k = in("k", k), a.v = in("v", v), a.positions = in("positions", positions), a.slots = in("slots", slots);
   a.codec = codec(in, of), a.sinks = sinks, a.pages = pages(in, into);
@@ -45,7 +45,7 @@ py::tuple delta_encode(py::handle k, py::handle v, py::handle positions, py::han
 
 py::tuple delta_decode(py::handle seq_lens, py::handle block_table, py::tuple from, py::tuple of, py::handle positions,
                        Count max_seq_len, int dtype, py::object k, py::object v, py::handle workspace, int code) {
-  Args in("delta_decode");
+  Args in("delta_decode", workspace);
   delta::DecodeArgs a;
   a.pages = pages(in, from), a.codec = codec(in, of);
   a.block_table = in("block_table", block_table), a.seq_lens = in("seq_lens", seq_lens);
@@ -72,7 +72,7 @@ py::tuple delta_attention(py::handle q, py::tuple from, py::tuple of, py::handle
                           py::handle tail_v, py::handle tail_start, Number scale, py::handle key_bias, Number softcap,
                           Count window, py::handle sinks, Count max_seq_len, py::object out, py::object lse,
                           py::handle workspace, int code) {
-  Args in("delta_attention");
+  Args in("delta_attention", workspace);
   delta::AttentionArgs a;
   a.pages = pages(in, from), a.codec = codec(in, of), a.positions = in("positions", positions);
   a.tail = {in("raw_tail.k", tail_k), in("raw_tail.v", tail_v), in("raw_tail.start", tail_start)};

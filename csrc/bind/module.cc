@@ -43,7 +43,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   m.def("device_problem", &sic::device_problem);
   m.def("set_device_checks", &sic::bind::set_device_checks);
   m.def("advise_huge_pages", [](py::handle array) {
-    const sic::TensorView v = sic::bind::Args("advise_huge_pages")("array", array);
+    const sic::TensorView v = sic::bind::Args("advise_huge_pages", py::none())("array", array);
     return v.given() && v.device == sic::Device::cpu &&
            sic::advise_huge_pages(v.data, v.size() * sic::itemsize(v.dtype));
   });

@@ -289,7 +289,7 @@ py::tuple select_slice(py::handle q, py::handle bits, py::handle norm, py::handl
                        int64_t min_len, py::handle keep, Number scale, py::handle key_bias, Number softcap,
                        Count window, Count max_seq_len, py::object indices, py::object counts, py::object log_unread,
                        py::handle workspace, int code) {
-  Args in("select_slice");
+  Args in("select_slice", workspace);
   AttendArgs a;
   a.bits = in("sketch.bits", bits), a.norm = in("sketch.norm", norm), a.centre = in("params.centre", centre);
   a.planes = planes, a.summary = in("index", summary), a.keep = in("keep", keep);

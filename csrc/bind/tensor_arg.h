@@ -19,7 +19,7 @@ namespace py = pybind11;
 class Args {
  public:
   // workspace: given to the call later on; where the arguments lie is only noted if there is one.
-  explicit Args(const char* op, py::handle workspace = {}) : op_(op) {
+  Args(const char* op, py::handle workspace) : op_(op) {
     if (workspace && !workspace.is_none()) memories_.reserve(24);
   }
   TensorView operator()(const char* arg, py::handle object) { return keep(arg, object, read(arg, object, false)); }

@@ -337,11 +337,8 @@ __device__ __forceinline__ void stage_codes(const DeltaAttentionParams& p, const
     const bool newest = slot.pos >= tail;
     const int64_t id = newest ? 0 : slot.place.page_id, offset = newest ? 0 : slot.place.offset;
     delta::Tag tag = load_tag(p.cache.pages.tags.at(id, tile.h, offset));
-    bool raw = newest;
-    if (tag.k_scale == delta::kRawScale) {
-      raw = raw || load_entry(p.cache.pages.k_codes.at(id, tile.h, offset), p.cache.pages.entries) >= 0;
-      tag = {};
-    }
+    const bool raw = newest || tag.k_scale == delta::kRawScale;
+    if (raw) tag = {};
     s.k_at[i] = static_cast<uint32_t>((id * p.cache.k.codes.stride[0] + offset * p.cache.k.codes.stride[2]) / 16);
     s.v_at[i] = static_cast<uint32_t>((id * p.cache.v.codes.stride[0] + offset * p.cache.v.codes.stride[2]) / 16);
     s.add[i] = raw ? kNone : slot.add;
@@ -350,7 +347,7 @@ __device__ __forceinline__ void stage_codes(const DeltaAttentionParams& p, const
         to_float(f16_t{tag.k_scale}) * (p.cache.rotation.log ? power_of_two_norm(p.cache.rotation.log) : 1.0f);
     s.v_scale[i] = to_float(f16_t{tag.v_scale});
     s.k_id[i] = tag.k_id;
-    s.v_id[i] = static_cast<uint16_t>(min(int{tag.v_id}, p.cache.v.templates.n - 1));
+    s.v_id[i] = static_cast<uint16_t>(p.cache.v.templates.known(tag.v_id));
     s.pos[i] = slot.pos;
     s.position[i] = newest ? 0 : static_cast<int32_t>(p.cache.position(tile.b, slot.pos));
     const uint32_t votes = __ballot_sync(kFullWarp, raw && slot.add != kNone);

@@ -1,4 +1,7 @@
 // Attention on coded rows, on CUDA cores: how many query rows a block takes.
+#include <string>
+
+#include "core/check.h"
 #include "delta/attention_rows_cuda.cuh"
 
 namespace sic::gpu {
@@ -22,7 +25,8 @@ void launch_coded_rows(const DeltaAttentionParams& p, const SplitPlan& plan, voi
     if (plan.list_rows > 4 && launch_coded_rows<8, R, Uniform>(p, plan, stream)) return;
     if (plan.list_rows > 1 && launch_coded_rows<4, R, Uniform>(p, plan, stream)) return;
   }
-  launch_coded_rows<1, R, Uniform>(p, plan, stream);
+  if (!launch_coded_rows<1, R, Uniform>(p, plan, stream))
+    Check("delta_attention").fail("q", "rows of " + std::to_string(p.Dk), "what shared memory holds");
 }
 
 bool is_uniform(int D) { return D == 64 || D == 128 || D == 256; }

@@ -1,5 +1,6 @@
 #include "delta/block_index.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -12,6 +13,7 @@ constexpr int64_t kMostEntries = int64_t{1} << 29;         // so that their plac
 constexpr uint64_t kMostTokens = (uint64_t{1} << 31) - 1;  // of a block
 constexpr uint64_t kMostLabel = ~uint32_t{0};              // bytes
 constexpr uint32_t kMostPins = ~uint32_t{0};
+constexpr int64_t kAtOnce = 256;  // evictions under one lock: others wait, maybe with the interpreter's lock in hand
 
 int bits_for(int64_t capacity) {
   int bits = 0;
@@ -68,26 +70,23 @@ uint32_t LabelStore::acquire(const Label& label) {
     ++texts_[known->second].uses;
     return known->second;
   }
-  uint32_t id = static_cast<uint32_t>(texts_.size());
   if (free_.empty()) {
     texts_.emplace_back();
     free_.reserve(texts_.capacity());  // release() allocates nothing
-  } else {
-    id = free_.back();
-    free_.pop_back();
+    free_.push_back(static_cast<uint32_t>(texts_.size() - 1));
   }
-  texts_[id] = {label.kind, 1, name.substr(1)};
-  bytes_ += static_cast<int64_t>(sizeof(Text) + 2 * name.size());
-  ids_.emplace(std::move(name), id);
+  const uint32_t id = free_.back();
+  texts_[id] = {label.kind, 1, &ids_.emplace(std::move(name), id).first->first};
+  bytes_ += texts_[id].memory();
+  free_.pop_back();
   return id;
 }
 
 void LabelStore::release(uint32_t id) {
   Text& text = texts_[id];
   if (id == 0 || --text.uses > 0) return;
-  const std::string name = static_cast<char>(text.kind) + text.bytes;
-  bytes_ -= static_cast<int64_t>(sizeof(Text) + 2 * name.size());
-  ids_.erase(name);
+  bytes_ -= text.memory();
+  ids_.erase(ids_.find(*text.name));
   text = Text();
   free_.push_back(id);
 }
@@ -187,12 +186,14 @@ void BlockIndex::make_room(std::vector<int64_t>* evicted) {
 bool BlockIndex::evict_oldest(std::vector<int64_t>* values) {
   const uint32_t i = order_.oldest([&](uint32_t j) { return entry(j).children == 0; });
   if (i == UseOrder::kNone) return false;
+  order_.make_room();
   if (values) values->push_back(entry(i).value);
   drop(entry(i));
   ++evictions_;
   return true;
 }
 
+// After make_room() of the order: nothing here may fail half-way.
 int64_t BlockIndex::drop(Entry& e) {
   order_.leave(e.number);
   labels_.release(e.space);
@@ -251,6 +252,7 @@ Handle BlockIndex::insert(const BlockKey& key, int64_t value, bool pin, std::vec
   bool collided = false;
   Entry* e = find(probe, key, &collided);
   if (!e) {
+    order_.make_room();              // for the parent, if the rest fails
     if (parent) ++parent->children;  // first, or it could be evicted for its child
     try {
       make_room(evicted);
@@ -266,7 +268,14 @@ Handle BlockIndex::insert(const BlockKey& key, int64_t value, bool pin, std::vec
 
 BlockIndex::Entry& BlockIndex::add(const BlockKey& key, uint64_t probe, const BlockDigest::Name& name, int64_t value,
                                    std::unique_ptr<char[]> far) {
-  const uint32_t space = labels_.acquire(key.space), salt = labels_.acquire(key.salt);  // what may throw comes first
+  const uint32_t space = labels_.acquire(key.space);  // what may throw comes first
+  uint32_t salt = 0;
+  try {
+    salt = labels_.acquire(key.salt);
+  } catch (...) {
+    labels_.release(space);
+    throw;
+  }
   const auto place = table_.insert(probe);
   Entry& e = *reinterpret_cast<Entry*>(place.record);
   e.number = place.number;
@@ -342,9 +351,11 @@ void BlockIndex::unpin(Handle handle) {
 
 int64_t BlockIndex::evict(int64_t n, std::vector<int64_t>* values) {
   Check("BlockIndex.evict").require(n >= 0, "n", std::to_string(n), "0 or more");
-  const Guard lock(mutex_);
   int64_t done = 0;
-  while (done < n && evict_oldest(values)) ++done;
+  for (bool more = true; more && done < n;) {
+    const Guard lock(mutex_);
+    for (int64_t end = std::min(n, done + kAtOnce); more && done < end; done += more) more = evict_oldest(values);
+  }
   return done;
 }
 
@@ -357,18 +368,23 @@ int64_t BlockIndex::remove(Handle handle) {
                std::to_string(handle) + " with " + std::to_string(e.pins) + " pins and " + std::to_string(e.children) +
                    " children",
                "a block without either");
+  order_.make_room();
   ++removals_;
   return drop(e);
 }
 
 int64_t BlockIndex::clear() {
-  const Guard lock(mutex_);
-  Check("BlockIndex.clear").require(pinned_ == 0, "pins", std::to_string(pinned_) + " pinned blocks", "none");
-  const int64_t before = entries_, evicted = evictions_;
-  while (evict_oldest(nullptr)) continue;
-  evictions_ = evicted;
-  removals_ += before;
-  return before;
+  int64_t done = 0;
+  for (bool more = true; more;) {
+    const Guard lock(mutex_);
+    if (done == 0)
+      Check("BlockIndex.clear").require(pinned_ == 0, "pins", std::to_string(pinned_) + " pinned blocks", "none");
+    for (int64_t end = done + kAtOnce; more && done < end; done += more) {
+      more = evict_oldest(nullptr);
+      evictions_ -= more, removals_ += more;
+    }
+  }
+  return done;
 }
 
 // ---- facts ----

@@ -36,7 +36,8 @@ class LabelStore {
   bool equal(uint32_t id, const Label& label) const {
     if (label.kind == Label::Kind::absent) return id == 0;
     const Text& t = texts_[id];
-    return t.kind == label.kind && t.bytes.size() == label.size && equal_bytes(t.bytes.data(), label.data, label.size);
+    return t.kind == label.kind && t.name->size() == label.size + 1 &&
+           equal_bytes(t.name->data() + 1, label.data, label.size);
   }
   int64_t bytes() const { return bytes_; }
 
@@ -44,7 +45,8 @@ class LabelStore {
   struct Text {
     Label::Kind kind = Label::Kind::absent;
     uint32_t uses = 0;
-    std::string bytes;
+    const std::string* name = nullptr;  // its key in ids_: the kind, then the bytes
+    int64_t memory() const { return static_cast<int64_t>(sizeof(Text) + sizeof *name + name->size()); }
   };
 
   std::vector<Text> texts_;
@@ -79,7 +81,7 @@ class BlockIndex {
   // Removes up to n entries, those used longest ago first, and appends their values; how many there were.
   int64_t evict(int64_t n, std::vector<int64_t>* values = nullptr);
   int64_t remove(Handle handle);  // its value; an error while it is pinned or has children
-  int64_t clear();                // how many entries there were; an error while any is pinned
+  int64_t clear();                // how many it dropped; an error while any is pinned, others may insert meanwhile
 
   bool contains(Handle handle) const;
   int64_t value(Handle handle) const;

@@ -25,9 +25,10 @@ struct DeviceTemplates {
     d.step = t.step.as<const float>(), d.bound = t.bound.as<const float>();
     return d;
   }
-  // An id of another codec must not lead outside.
+  // A stored id that is none, as of another codec, is 0.
+  __device__ __forceinline__ int known(int id) const { return id < n ? id : 0; }
   __device__ __forceinline__ const f16_t* centre(int64_t h, int id) const {
-    return centres + (h * n + min(id, n - 1)) * D;
+    return centres + (h * n + known(id)) * D;
   }
 };
 

@@ -2,8 +2,6 @@
 #include "delta/encode.h"
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 #include "core/scratch.h"
 #include "delta/validate.h"
@@ -13,7 +11,7 @@ SIC_OP_KERNELS(delta_encode, delta::EncodeArgs)
 
 namespace sic::delta {
 
-void last_slots(const TensorView& slots, int64_t* out) {
+void last_slots(const TensorView& slots, int64_t* out, SlotRow* room) {
   const int64_t N = slots.shape[0];
   bool ascending = true;  // as most are: nothing to sort
   for (int64_t i = 0; i < N; ++i) {
@@ -21,17 +19,18 @@ void last_slots(const TensorView& slots, int64_t* out) {
     ascending = ascending && (i == 0 || out[i] > out[i - 1]);
   }
   if (ascending) return;
-  std::vector<std::pair<int64_t, int64_t>> rows;
+  SlotRow* end = room;
   for (int64_t i = 0; i < N; ++i)
-    if (out[i] >= 0) rows.emplace_back(out[i], i);
-  std::sort(rows.begin(), rows.end());
-  for (size_t i = 0; i + 1 < rows.size(); ++i)
-    if (rows[i].first == rows[i + 1].first) out[rows[i].second] = -1;
+    if (out[i] >= 0) *end++ = {out[i], i};
+  std::sort(room, end, [](SlotRow a, SlotRow b) { return a.slot != b.slot ? a.slot < b.slot : a.row < b.row; });
+  for (SlotRow* r = room; r + 1 < end; ++r)
+    if (r->slot == r[1].slot) out[r->row] = -1;
 }
 
 int64_t encode_workspace(const EncodeArgs& a) {
   Carver parts(nullptr);
   parts.take<int64_t>(a.k.shape[0]);
+  parts.take<SlotRow>(a.k.shape[0]);
   parts.take<int32_t>(a.k.shape[0] * a.k.shape[1]);
   return parts.used();
 }

@@ -184,8 +184,9 @@ void delta_encode(const EncodeArgs& a, const Exec& exec) {
   const CallScratch scratch(exec.workspace, delta::encode_workspace(a));
   Carver parts(scratch.data());
   auto* const slots = parts.take<int64_t>(N);
+  auto* const sorted = parts.take<delta::SlotRow>(N);
   auto* const fates = parts.take<int32_t>(N * Hkv);
-  delta::last_slots(a.slots, slots);
+  delta::last_slots(a.slots, slots, sorted);
   parallel_for(Hkv * chunks, [&](int64_t task) {
     const int64_t h = task % Hkv, begin = task / Hkv * kRowsPerTask;
     HeadEncoder(a, slots, h).run(begin, std::min(N, begin + kRowsPerTask), fates + h);

@@ -41,7 +41,7 @@ inline void add_centre(const CodedHead& head, int id, float scale, float* x) {
   for (; d < head.D; ++d) x[d] = x[d] * scale + to_float(centre[d]);
 }
 
-// Code rows [0, n); those kAhead places further on are fetched.
+// Code rows [0, n). What lies behind them is there to be fetched, not read: it may be of another width.
 struct CodeRows {
   static constexpr int kAhead = 64;
   const uint8_t* const* codes;
@@ -232,11 +232,12 @@ void dot_keys(const KeyHead& head, const KeyRows& rows, const float* q, int64_t 
     vf sum[W] = {};
     SIC_UNROLL for (int i = 0; i < N; i += 2) {  // two keys at a time: each load of q serves both
       if (j + i >= rows.n) break;
+      const int next = std::min(j + i + 1, rows.n - 1);  // what lies behind the last key is none
       rows.fetch_ahead(j + i);
-      rows.fetch_ahead(j + i + 1);
+      rows.fetch_ahead(next);
       vf x[kGroups], y[kGroups];
       keys.key(rows, j + i, 0, x);
-      keys.key(rows, j + i + 1, 0, y);
+      keys.key(rows, next, 0, y);
       SIC_UNROLL for (int c = 0; c < kGroups; ++c) SIC_UNROLL for (int r = 0; r < R; ++r) {
         const vf qv = load(q + r * Dp + W * c);
         sum[r * N + i] = fma(qv, x[c], sum[r * N + i]);

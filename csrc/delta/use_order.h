@@ -37,6 +37,11 @@ class UseOrder {
     links_[i] = Link::off();
   }
 
+  // Before may_go(), which then allocates nothing.
+  void make_room() {
+    if (waiting_.size() == waiting_.capacity()) waiting_.reserve(2 * waiting_.size() + 16);
+  }
+
   // The last child of an entry has gone.
   void may_go(uint32_t i) {
     settle();

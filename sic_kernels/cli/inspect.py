@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """The contents of a file, every checksum verified."""
+    """The contents of a file; what is stored in it is held against its checksums."""
     from ..delta import blob
 
     try:
@@ -42,12 +43,21 @@ def inspect(path: Path) -> dict[str, Any]:
 def _templates(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
+    from ..delta import model_templates, templates
+
     try:
         with safe_open(str(path), "pt") as file:
             shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
             about = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ArgumentError.of("inspect", "file", f"{path} ({error})", "a safetensors file") from None
+    kinds: dict[str, Callable[[Path], Any]] = {
+        templates.KIND: templates.Templates.load, model_templates.KIND: model_templates.ModelTemplates.load,
+    }  # fmt: skip
+    load = kinds.get(about.get("kind", ""))
+    if load is None:
+        raise ArgumentError.of("inspect", "file", f"{path} of kind {about.get('kind')!r}", "|".join(kinds))
+    load(path)  # whole, and as its digest says
     return {"bytes": path.stat().st_size, "meta": about, "tensors": shapes}
 
 

@@ -18,7 +18,7 @@ from .codec import PRESETS, Codec
 from .fit import fit_templates
 from .model_fit import LayerSamples, fit_model_templates
 from .model_templates import ModelTemplates, codecs, preload
-from .ops import RawTail, decode, delta_attention, encode
+from .ops import RawTail, decode, delta_attention, encode, workspace_bytes
 from .pages import DeltaPages
 from .quality import BitChoice, BitReport, QualityReport, bit_report, choose_bits, quality_report
 from .rope import Rope
@@ -55,4 +55,5 @@ __all__ = [
     "preload",
     "quality_report",
     "unpack_blob",
+    "workspace_bytes",
 ]

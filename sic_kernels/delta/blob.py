@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,10 @@ import torch
 from ..runtime.errors import ArgumentError, SicError
 from ..slicing.types import KeySketch, SketchParams
 from .codec import Codec
+from .levels import BITS
 from .pages import RAW_DTYPES, DeltaPages
+from .reference_layout import TAG_BYTES, code_bytes, read_tags
+from .templates import MAX_DIM
 
 Tensor = torch.Tensor
 
@@ -94,13 +98,14 @@ def pack_blob(
     Deterministic: the same rows give the same bytes, wherever in the pages they lay.
     """
     if codec is None:
+        for name, given in (("page_ids", page_ids), ("index", index)):
+            if given is not None:
+                raise ArgumentError.of("pack_blob", name, type(given).__name__, "None without a codec")
         meta, parts, fingerprint = _lossless_parts(pages)
     else:
         meta, parts, fingerprint = _coded_parts(codec, pages, page_ids, index)
     if tokens is not None:
-        ids = torch.as_tensor(tokens, dtype=torch.int64).cpu().contiguous()
-        if ids.ndim != 1:
-            raise ArgumentError.of("pack_blob", "tokens", list(ids.shape), "[n]")
+        ids = _integers("pack_blob", "tokens", tokens).cpu().contiguous()
         meta["tokens"] = ids.numel()
         parts.append(("TOKN", 8, _bytes_of(ids)))
     meta["about"] = {str(k): str(v) for k, v in (about or {}).items()}
@@ -128,6 +133,8 @@ def _coded_parts(
     if not isinstance(codec, Codec) or not isinstance(pages, DeltaPages):
         got = f"{type(codec).__name__}, {type(pages).__name__}"
         raise ArgumentError.of("pack_blob", "codec, pages", got, "Codec, DeltaPages")
+    if pages.codec not in (None, codec.fingerprint):
+        raise ArgumentError.of("pack_blob", "codec", codec.fingerprint, f"{pages.codec}, which the pages are for")
     P, Hkv, page, _ = pages.k_codes.shape
     ids = _page_ids("pack_blob", page_ids, P, pages.k_codes.device)
     n, entries = ids.numel(), pages.raw_rows(ids)[0].numel()
@@ -144,6 +151,9 @@ def _coded_parts(
     parts = [(kind, 1, _bytes_of(array)) for kind, array in arrays.items()]
     parts.append(("RAWO", 8, _bytes_of(compact.raw_owner)))
     if index is not None:
+        if not isinstance(index, KeySketch) or tuple(index.norm.shape) != (P, Hkv, page) or codec.Dk != index.D:
+            got = f"of {list(index.norm.shape)}, D {index.D}" if isinstance(index, KeySketch) else type(index).__name__
+            raise ArgumentError.of("pack_blob", "index", got, f"a KeySketch of {[P, Hkv, page]}, D {codec.Dk}")
         meta["sketch"] = {"planes": index.planes}
         parts += [("SBIT", 1, _bytes_of(index.bits[ids])), ("SNRM", 2, _bytes_of(index.norm[ids]))]
         parts += [("SCEN", 4, _bytes_of(index.params.centre)), ("SSCL", 4, _bytes_of(index.params.scale))]
@@ -153,10 +163,22 @@ def _coded_parts(
 def _page_ids(op: str, page_ids: Any, pages: int, device: torch.device) -> Tensor:
     if page_ids is None:
         return torch.arange(pages, device=device)
-    ids = torch.as_tensor(page_ids, dtype=torch.int64, device=device)
-    if ids.ndim != 1 or bool(((ids < 0) | (ids >= pages)).any()) or ids.unique().numel() != ids.numel():
+    ids = _integers(op, "page_ids", page_ids).to(device)
+    if bool(((ids < 0) | (ids >= pages)).any()) or ids.unique().numel() != ids.numel():
         raise ArgumentError.of(op, "page_ids", ids.tolist(), f"different pages from 0 to {pages - 1}")
     return ids
+
+
+def _integers(op: str, arg: str, values: Any) -> Tensor:
+    """int64 [n]; `ArgumentError` for what is none of it, fractions and booleans too."""
+    try:
+        x = torch.as_tensor(values)
+        x = x.to(torch.int64) if x.numel() == 0 else x
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError.of(op, arg, f"{type(values).__name__} ({error})", "whole numbers [n]") from None
+    if x.ndim != 1 or x.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        raise ArgumentError.of(op, arg, f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}", "whole numbers [n]")
+    return x.to(torch.int64)
 
 
 def _bytes_of(x: Tensor) -> bytes:
@@ -216,9 +238,10 @@ def unpack_blob(
     view = _view(data)
     sections, fingerprint = _table(view)
     meta = _meta(view, sections)
-    tokens = _tokens(view, sections, meta)
+    _check_sizes(sections, meta)
+    tokens = _tensor(view, sections, "TOKN", torch.int64, [meta["tokens"]]) if "tokens" in meta else None
     if meta["mode"] == "lossless":
-        k, v = (_lossless(view, sections, meta, name) for name in ("k", "v"))
+        k, v = (_tensor(view, sections, f"{x.upper()}RAW", DTYPES[meta[x]["dtype"]], meta[x]["shape"]) for x in "kv")
         return Blob(meta, tokens, k=k, v=v)
     if not isinstance(codec, Codec):
         raise BlobError(f"a coded blob needs the codec it was made with, fingerprint {fingerprint.hex()}")
@@ -230,22 +253,28 @@ def unpack_blob(
     index = _index(view, sections, meta, codec)
     if pages is None:
         return Blob(meta, tokens, found, index)
-    ids = _page_ids("unpack_blob", page_ids, pages.k_codes.shape[0], pages.k_codes.device)
-    n = meta["pages"]
-    if ids.numel() != n or pages.k_codes.shape[1:] != found.k_codes.shape[1:]:
-        got = f"{ids.numel()} of {list(pages.k_codes.shape[1:])}"
-        raise ArgumentError.of("unpack_blob", "pages", got, f"{n} of {list(found.k_codes.shape[1:])}")
-    pages.copy_from(found, torch.arange(n, device=ids.device), ids)
+    if not isinstance(pages, DeltaPages):
+        raise ArgumentError.of("unpack_blob", "pages", type(pages).__name__, "DeltaPages")
+    device, n = pages.k_codes.device, meta["pages"]
+    ids = _page_ids("unpack_blob", page_ids, pages.k_codes.shape[0], device)
+    if ids.numel() != n:
+        raise ArgumentError.of("unpack_blob", "page_ids", f"{ids.numel()} pages", f"{n}")
+    pages.copy_from(found.to(device), torch.arange(n, device=device), ids)
     return Blob(meta, tokens, None, index)
 
 
 def inspect_blob(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """What a blob says about itself, all checks made: version, fingerprint, meta, sections with their sizes."""
+    """What a blob says about itself: version, fingerprint, meta, sections with their sizes.
+
+    All that is stored is checked against its checksums, and the sizes against the shapes; what is compressed is not unpacked,
+    so that the memory it takes is that of the blob.
+    """
     view = _view(data)
     sections, fingerprint = _table(view)
     meta = _meta(view, sections)
+    _check_sizes(sections, meta)
     for section in sections.values():
-        _decoded(view, section)
+        _stored(view, section)
     names = {STORED: "stored", ZSTD: "zstd", PLANES: "byte planes, zstd"}
     return {
         "version": f"{view[8] | view[9] << 8}.{view[10] | view[11] << 8}",
@@ -307,19 +336,21 @@ def _sections(view: memoryview, count: int, end: int) -> dict[str, Section]:
     return found
 
 
-def _decoded(view: memoryview, section: Section) -> bytes:
+def _stored(view: memoryview, section: Section) -> memoryview:
     stored = view[section.offset : section.offset + section.stored]
     if _crc(stored) != section.stored_crc:
         raise BlobError(f"section {section.kind!r} is damaged")
-    if section.encoding == STORED:
-        data = bytes(stored)
-    elif section.encoding in (ZSTD, PLANES):
-        data = _decompressed(stored, section)
-    else:
+    if section.encoding not in (STORED, ZSTD, PLANES):
         raise BlobError(f"section {section.kind!r} has an unknown encoding, {section.encoding}")
-    if section.encoding == PLANES:
-        if section.item < 1 or len(data) % section.item:
-            raise BlobError(f"section {section.kind!r} has items of {section.item} bytes")
+    if section.encoding == PLANES and (section.item < 1 or section.size % section.item):
+        raise BlobError(f"section {section.kind!r} has items of {section.item} bytes")
+    return stored
+
+
+def _decoded(view: memoryview, section: Section) -> bytes:
+    stored = _stored(view, section)
+    data = bytes(stored) if section.encoding == STORED else _decompressed(stored, section)
+    if section.encoding == PLANES and len(data) == section.size:
         data = _from_planes(data, section.item)
     if len(data) != section.size or _crc(data) != section.crc:
         raise BlobError(f"section {section.kind!r} is not what was packed")
@@ -340,15 +371,6 @@ def _decompressed(stored: memoryview, section: Section) -> bytes:
     except zstandard.ZstdError as error:
         raise BlobError(f"section {section.kind!r}: {error}") from None
     return bytes(out)
-
-
-def _need(view: memoryview, sections: Mapping[str, Section], kind: str, size: int) -> bytes:
-    """A section that has exactly so many bytes."""
-    if kind not in sections:
-        raise BlobError(f"section {kind!r} is missing")
-    if sections[kind].size != size:
-        raise BlobError(f"section {kind!r} has {sections[kind].size} bytes, the shapes say {size}")
-    return _decoded(view, sections[kind])
 
 
 def _meta(view: memoryview, sections: Mapping[str, Section]) -> dict[str, Any]:
@@ -382,67 +404,115 @@ def _dtype(name: Any) -> torch.dtype:
     return DTYPES[name]
 
 
-def _tensor(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return flat.reshape(*shape)
-
-
-def _tokens(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any]) -> Tensor | None:
-    if "tokens" not in meta:
-        return None
-    (n,) = _sizes(meta, "tokens")
-    return _tensor(_need(view, sections, "TOKN", 8 * n), torch.int64, [n])
-
-
-def _lossless(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any], name: str) -> Tensor:
-    about = meta.get(name)
+def _shape(name: str, about: Any) -> list[int]:
+    """Of a lossless tensor."""
     shape = about.get("shape") if isinstance(about, dict) else None
     if not isinstance(shape, list) or len(shape) > 8:
         raise BlobError(f"section 'META': shape of {name!r} is {shape!r}")
-    sizes = _sizes({str(i): n for i, n in enumerate(shape)}, *map(str, range(len(shape))))
-    dtype = _dtype(about.get("dtype"))  # type: ignore[union-attr]
-    count = 1
-    for n in sizes:
-        count *= n
-    return _tensor(_need(view, sections, name.upper() + "RAW", count * dtype.itemsize), dtype, sizes)
+    return _sizes({str(i): n for i, n in enumerate(shape)}, *map(str, range(len(shape))))
+
+
+def _check_sizes(sections: Mapping[str, Section], meta: Mapping[str, Any]) -> None:
+    """Every section that META speaks of is there, with as many bytes as its shape says."""
+    wanted = _coded_sizes(meta) if meta["mode"] == "coded" else _lossless_sizes(meta)
+    if "tokens" in meta:
+        wanted["TOKN"] = 8 * _sizes(meta, "tokens")[0]
+    for kind, size in wanted.items():
+        if kind not in sections:
+            raise BlobError(f"section {kind!r} is missing")
+        if sections[kind].size != size:
+            raise BlobError(f"section {kind!r} has {sections[kind].size} bytes, the shapes say {size}")
+
+
+def _lossless_sizes(meta: Mapping[str, Any]) -> dict[str, int]:
+    wanted = {}
+    for name in ("k", "v"):
+        shape = _shape(name, meta.get(name))
+        if math.prod(max(n, 1) for n in shape) >= 1 << 60:
+            raise BlobError(f"section 'META': shape of {name!r} is {shape}")
+        wanted[name.upper() + "RAW"] = math.prod(shape) * _dtype(meta[name].get("dtype")).itemsize
+    return wanted
+
+
+def _coded_sizes(meta: Mapping[str, Any]) -> dict[str, int]:
+    names = ("pages", "page_size", "heads", "Dk", "Dv", "raw_rows", "k_bits", "v_bits")
+    P, page, heads, Dk, Dv, E, k_bits, v_bits = sizes = _sizes(meta, *names)
+    if (
+        min(page, heads, Dk, Dv) < 1
+        or max(Dk, Dv) > MAX_DIM
+        or not {k_bits, v_bits} <= set(BITS)
+        or math.prod(max(n, 1) for n in sizes) >= 1 << 60
+    ):
+        raise BlobError(f"section 'META': {', '.join(f'{k} {v}' for k, v in zip(names, sizes))}")
+    rows = P * heads * page
+    wanted = {"KCOD": rows * code_bytes(Dk, k_bits), "VCOD": rows * code_bytes(Dv, v_bits), "TAGS": rows * TAG_BYTES,
+              "RAWR": E * (Dk + Dv) * _dtype(meta.get("raw_dtype")).itemsize, "RAWO": 8 * E}  # fmt: skip
+    about = meta.get("sketch")
+    if about is not None:
+        planes = _sizes(about, "planes")[0] if isinstance(about, dict) else 0
+        if planes not in (1, 2):
+            raise BlobError(f"section 'META': sketch is {about!r}")
+        wanted |= {"SBIT": P * heads * planes * page * -(-Dk // 8), "SNRM": 2 * rows, "SCEN": 4 * heads * Dk,
+                   "SSCL": 4 * heads}  # fmt: skip
+    return wanted
+
+
+def _tensor(
+    view: memoryview, sections: Mapping[str, Section], kind: str, dtype: torch.dtype, shape: Sequence[int]
+) -> Tensor:
+    """A section whose size has been checked."""
+    data = _decoded(view, sections[kind])
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(tuple(shape))
 
 
 def _coded(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any], codec: Codec) -> DeltaPages:
-    P, page, Hkv, Dk, Dv, E = _sizes(meta, "pages", "page_size", "heads", "Dk", "Dv", "raw_rows")
-    if (Hkv, Dk, Dv) != (codec.heads, codec.Dk, codec.Dv) or page < 1:
-        raise BlobError(f"pages of {Hkv} heads, {Dk} and {Dv} channels, not those of the codec")
-    dtype = _dtype(meta.get("raw_dtype"))
-    widths = {"KCOD": codec.widths[0], "VCOD": codec.widths[1], "TAGS": codec.widths[2]}
-    k_codes, v_codes, tags = (
-        _tensor(_need(view, sections, kind, P * Hkv * page * width), torch.uint8, [P, Hkv, page, width])
-        for kind, width in widths.items()
-    )
-    raw = _tensor(_need(view, sections, "RAWR", E * (Dk + Dv) * dtype.itemsize), dtype, [E, Dk + Dv])
-    owner = _tensor(_need(view, sections, "RAWO", 8 * E), torch.int64, [E])
-    pages = DeltaPages(k_codes, v_codes, tags, raw, owner, torch.tensor([E, 0], dtype=torch.int32))
+    P, page, Hkv, E = (meta[name] for name in ("pages", "page_size", "heads", "raw_rows"))
+    found = tuple(meta[name] for name in ("heads", "Dk", "Dv", "k_bits", "v_bits"))
+    wanted = (codec.heads, codec.Dk, codec.Dv, codec.k_bits, codec.v_bits)
+    if found != wanted:
+        raise BlobError(f"heads, channels and bits {found}, not those of the codec, {wanted}")
+
+    def part(kind: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        return _tensor(view, sections, kind, dtype, shape)
+
+    widths = zip(("KCOD", "VCOD", "TAGS"), codec.widths)
+    k_codes, v_codes, tags = (part(kind, torch.uint8, P, Hkv, page, width) for kind, width in widths)
+    raw, owner = part("RAWR", DTYPES[meta["raw_dtype"]], E, codec.Dk + codec.Dv), part("RAWO", torch.int64, E)
+    pages = DeltaPages(k_codes, v_codes, tags, raw, owner, torch.tensor([E, 0], dtype=torch.int32), codec.fingerprint)
     index, head, offset, entry = pages.raw_rows(torch.arange(P))
     slots = (index * page + offset) * Hkv + head
     if entry.numel() != E or bool((entry != torch.arange(E)).any()) or bool((owner != slots).any()):
         raise BlobError("raw rows and their entries do not belong together")
+    _check_tags(tags, codec)
     return pages.to(codec.device)
+
+
+def _check_tags(tags: Tensor, codec: Codec) -> None:
+    """Scales that a row can have, templates that there are; nothing but its mark in the tag of a raw row."""
+    k_scale, v_scale, k_id, v_id, raw = read_tags(tags)
+    scales = torch.stack((k_scale, v_scale)).masked_fill(raw, 0)
+    if not bool((scales.isfinite() & (scales >= 0)).all()) or bool(tags[..., 2:][raw].any()):
+        raise BlobError("section 'TAGS' has scales that no row has")
+    if bool((k_id >= codec.k_templates.count).any()) or bool((v_id >= codec.v_templates.count).any()):
+        raise BlobError("section 'TAGS' names templates that the codec does not have")
 
 
 def _index(
     view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any], codec: Codec
 ) -> KeySketch | None:
-    about = meta.get("sketch")
-    if about is None:
+    if meta.get("sketch") is None:
         return None
-    if not isinstance(about, dict) or about.get("planes") not in (1, 2):
-        raise BlobError(f"section 'META': sketch is {about!r}")
-    P, page, Hkv, Dk = meta["pages"], meta["page_size"], meta["heads"], meta["Dk"]
-    row = about["planes"] * page * -(-Dk // 8)
-    bits = _tensor(_need(view, sections, "SBIT", P * Hkv * row), torch.uint8, [P, Hkv, row])
-    norm = _tensor(_need(view, sections, "SNRM", 2 * P * Hkv * page), torch.bfloat16, [P, Hkv, page])
-    centre = _tensor(_need(view, sections, "SCEN", 4 * Hkv * Dk), torch.float32, [Hkv, Dk])
-    scale = _tensor(_need(view, sections, "SSCL", 4 * Hkv), torch.float32, [Hkv])
-    bits, norm, centre, scale = (x.to(codec.device) for x in (bits, norm, centre, scale))
-    return KeySketch(bits, norm, SketchParams(centre, scale), Dk, page)
+    P, page, Hkv, Dk = (meta[name] for name in ("pages", "page_size", "heads", "Dk"))
+
+    def part(kind: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        return _tensor(view, sections, kind, dtype, shape).to(codec.device)
+
+    bits = part("SBIT", torch.uint8, P, Hkv, meta["sketch"]["planes"] * page * -(-Dk // 8))
+    params = SketchParams(part("SCEN", torch.float32, Hkv, Dk), part("SSCL", torch.float32, Hkv))
+    if not bool(params.centre.isfinite().all()) or not bool((params.scale.isfinite() & (params.scale >= 0)).all()):
+        raise BlobError("the key sketch's centre or scale is no number that a sketch has")
+    return KeySketch(bits, part("SNRM", torch.bfloat16, P, Hkv, page), params, Dk, page)
 
 
 def _crc(data: Any) -> int:

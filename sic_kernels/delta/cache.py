@@ -22,7 +22,7 @@ from ..slicing.paged_rows import LayerStore, PagedRows
 from ..slicing.types import KeySketch, SketchParams
 from .codec import Codec
 from .ops import RawTail, decode, delta_attention, encode
-from .pages import DeltaPages
+from .pages import RAW_DTYPES, DeltaPages
 
 Tensor = torch.Tensor
 
@@ -94,9 +94,11 @@ class DeltaKVCache(PagedRows):
     codecs: one `Codec` a layer, all of the same heads and head sizes; with `Codec.rope`, keys are given rotated, token i of a
     row at position i (padding takes no place). Shapes: B rows, T new tokens, Hkv KV heads.
 
-    * dtype: of the raw tail and of raw rows (float16, bfloat16, float32).  rows_per_outlier: of the coded rows, for one raw row
-      of room besides the sinks. The table grows when a row finds no room (on a CUDA device: only together with the pages, as
-      reading its state would wait for the device; such a row is coded all the same and counted in `rows_without_room()`).
+    * dtype: of the raw tail and of raw rows (float16, bfloat16, float32): the model's, for what is beyond its range is lost.
+    * rows_per_outlier: of the coded rows, for one raw row of room besides the sinks. The table grows when a row finds no room
+      (on a CUDA device: only together with the pages, as reading its state would wait for the device; such a row is coded all
+      the same and counted in `rows_without_room()`).
+    * indexed: whether a key sketch is kept, for selections; False saves its bytes.
     * params: one `SketchParams` a layer; a layer without is calibrated once, as in `SlicedKVCache`.
     * capacity: tokens to reserve at once, over all rows.
     * Deterministic; every method raises `ArgumentError` before anything is changed. Not thread-safe.
@@ -112,6 +114,7 @@ class DeltaKVCache(PagedRows):
         params: Sequence[SketchParams | None] | None = None,
         capacity: int = 0,
         rows_per_outlier: int = 512,
+        indexed: bool = True,
     ) -> None:
         codecs = list(codecs)
         if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
@@ -132,7 +135,9 @@ class DeltaKVCache(PagedRows):
             raise ArgumentError.of("DeltaKVCache", "rows_per_outlier", rows_per_outlier, "1 or more")
         self.unit, self.planes = "token", PLANES
         self.dtype, self.device, self.rows_per_outlier = dtype, first.device, rows_per_outlier
+        self.indexed = indexed
         self._start(batch, capacity)
+        self._pool.freed = []
         self._coded = [0] * batch  # tokens of each row that are coded; the others wait in its tail
         self._before = self._coded
         self._moves: _Moves | None = None  # of the current step
@@ -153,11 +158,11 @@ class DeltaKVCache(PagedRows):
         return sum(store.codec.row_bytes for store in self._store) // self.layers
 
     def codec(self, layer: int) -> Codec:
-        return self._store[layer].codec
+        return self._store[self._checked_layer("codec", layer)].codec
 
     def coded_pages(self, layer: int) -> DeltaPages:
         """The layer's pages, with room for all that the rows own."""
-        store = self._store[layer]
+        store = self._store[self._checked_layer("coded_pages", layer)]
         if store.coded is None or store.pages < len(self._pool.refs):
             store.grow(len(self._pool.refs))
         assert store.coded is not None
@@ -165,12 +170,12 @@ class DeltaKVCache(PagedRows):
 
     def tail(self, layer: int) -> RawTail:
         """The rows that are not coded yet: k, v `[B,Hkv,page,D]`, from position start[b] on."""
-        store = self._store[layer]
+        store = self._store[self._checked_layer("tail", layer)]
         return RawTail(store.k_tail.transpose(1, 2), store.v_tail.transpose(1, 2), self._tail_start())
 
     def index(self, layer: int) -> KeySketch | None:
         """The layer's key sketch; None before calibration. Tokens of the tail have no entries."""
-        store = self._store[layer]
+        store = self._store[self._checked_layer("index", layer)]
         if store.bits is not None:
             self.coded_pages(layer)  # as many pages as the block table speaks of
         return store.sketch()
@@ -181,6 +186,7 @@ class DeltaKVCache(PagedRows):
 
     def row(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values `[Hkv,n,D]` of one row, decoded to float32; copies."""
+        layer, row = self._checked_layer("row", layer), self._checked_row("row", row)
         n, tail = self._coded[row], self._lengths[row] - self._coded[row]
         store, coded = self._store[layer], self.coded_pages(layer)
         table = self.block_table[row : row + 1]
@@ -194,14 +200,34 @@ class DeltaKVCache(PagedRows):
     def attention(self, layer: int, q: Tensor, selection: Any = None, **options: Any) -> tuple[Tensor, Tensor]:
         """`delta_attention` of q `[B,T,Hq,Dk]` over what the layer holds; options as there."""
         coded, codec = self.coded_pages(layer), self._store[layer].codec
+        if codec.rope is not None:  # the last page may reach beyond its positions
+            room = self.block_table.shape[1] * self.page_size
+            options.setdefault("max_seq_len", min(room, codec.rope.max_position))
         return delta_attention(
             q, codec, coded, self.block_table, self.seq_lens, selection, raw_tail=self.tail(layer), **options
         )
 
     # --- growing ------------------------------------------------------------------------------------------------
 
+    def _check_append(self, layer: int, k: Tensor, v: Tensor, live: Tensor | None) -> None:
+        super()._check_append(layer, k, v, live)
+        for name, x in (("k", k), ("v", v)):
+            if x.dtype not in RAW_DTYPES or x.dtype != k.dtype:
+                got = f"{x.dtype} (k: {k.dtype})".replace("torch.", "")
+                raise ArgumentError.of("append", name, got, "float32|float16|bfloat16, k and v alike")
+        rope = self._store[layer].codec.rope
+        if self._behind or rope is None or max(self._lengths, default=0) + k.shape[2] <= rope.max_position:
+            return
+        new = [k.shape[2]] * self.batch if live is None else live.sum(1).tolist()
+        longest = max((n + add for n, add in zip(self._lengths, new)), default=0)
+        if longest > rope.max_position:
+            raise ArgumentError.of(
+                "append", "k", f"a row of {longest} tokens", f"at most {rope.max_position}, as the rope has"
+            )
+
     def _begin_step(self, T: int, live: Tensor | None) -> list[int]:
         self._before, before = self._coded, list(self._lengths)
+        self._release_pages()
         slots = super()._begin_step(T, live)
         self._moves = _Moves(self, before, T, slots)
         self._coded = self._moves.coded
@@ -222,11 +248,11 @@ class DeltaKVCache(PagedRows):
             self._encode(layer, old[0], old[1], moves.tail_positions, moves.tail_slots)
         if moves.slots is not None:
             self._encode(layer, rows[0], rows[1], moves.positions, moves.slots)
-        if moves.into_tail is not None:
+        if self.indexed and store.bits is None and (moves.slots is not None or moves.tail_slots is not None):
+            self._first_index(layer)
+        if moves.into_tail is not None:  # last: until then a step that fails can be made again
             for tail, x in zip((store.k_tail, store.v_tail), rows):
                 tail.flatten(0, 1)[moves.into_tail] = x[moves.from_row].to(self.dtype)
-        if store.bits is None and (moves.slots is not None or moves.tail_slots is not None):
-            self._first_index(layer)
 
     def _encode(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, slots: Tensor) -> None:
         codec, coded = self._store[layer].codec, self.coded_pages(layer)
@@ -240,6 +266,19 @@ class DeltaKVCache(PagedRows):
             coded.raw_state[1] = before
             self._store[layer].grow_raw(missing)
             encode(codec, k, v, positions, slots, self.coded_pages(layer), index=index)
+
+    def _release_pages(self) -> None:
+        """Raw entries of pages that no row owns any more are free."""
+        if self._pool.freed:
+            ids = torch.tensor(self._pool.freed, dtype=torch.int64, device=self.device)
+            for store in self._store:
+                if store.coded is not None:
+                    store.coded.release(ids)
+            self._pool.freed.clear()
+
+    def _copy_page(self, source: int, target: int) -> None:
+        self._release_pages()
+        super()._copy_page(source, target)
 
     def _calibration_keys(self, layer: int) -> Tensor | None:
         sinks = self._store[layer].codec.sinks

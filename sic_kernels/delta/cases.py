@@ -6,6 +6,7 @@ from a seed. `grid(name)` are the lists of the acceptance grid.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -137,8 +138,8 @@ class Setting:
         )
         for x in (made.k_codes, made.v_codes, made.tags, made.raw):
             x.fill_(SENTINEL)
-        laid = (_laid(x, self.layout) for x in (made.k_codes, made.v_codes, made.tags))
-        return DeltaPages(*laid, made.raw, made.raw_owner, made.raw_state)  # type: ignore[call-arg]
+        k_codes, v_codes, tags = (_laid(x, self.layout) for x in (made.k_codes, made.v_codes, made.tags))
+        return dataclasses.replace(made, k_codes=k_codes, v_codes=v_codes, tags=tags)
 
 
 def _templates(gen: torch.Generator, heads: int, n: int, D: int, offset: Tensor) -> Templates:

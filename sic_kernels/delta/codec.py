@@ -55,6 +55,10 @@ class Codec:
     k_rotation: int | None = None
     fingerprint: str = dataclasses.field(init=False)
 
+    def __repr__(self) -> str:
+        sizes = f"k_bits={self.k_bits}, v_bits={self.v_bits}, heads={self.heads}, Dk={self.Dk}, Dv={self.Dv}"
+        return f"Codec({sizes}, {self.fingerprint})"
+
     def __post_init__(self) -> None:
         for name in ("k_bits", "v_bits"):
             bits = integer("Codec", name, getattr(self, name), 2, "|".join(map(str, BITS)))

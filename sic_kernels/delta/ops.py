@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime import backends
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from ..slicing.attention import selection_inputs, with_tokens, without_tokens
@@ -40,7 +42,7 @@ def encode(
 ) -> None:
     """Write rows into coded pages, one token of a decode step or a whole prefill, in one pass.
 
-    k, v: [N,Hkv,Dk], [N,Hkv,Dv], f32|f16|bf16; with `codec.rope` k is rotated to `positions` and is turned back exactly.
+    k, v: [N,Hkv,Dk], [N,Hkv,Dv], f32|f16|bf16; with `codec.rope` k is rotated to `positions` and turned back (within rounding).
     positions: i32|i64 [N], counted from the first real token of a sequence, not from its padding.
     slots: i32|i64 [N], page * page_size + offset; -1 is skipped; of two rows for one slot the later one stays.
     index: a KeySketch with the same pages; takes the keys as given.
@@ -48,9 +50,10 @@ def encode(
     Kept raw, key and value of one head together: rows at the first `codec.sinks` positions, rows with values that are not
     finite, rows whose squared error exceeds the codec's bound. Each takes the lowest free entry of the raw table, in the order
     of the rows; without room it is coded all the same and counted in `pages.raw_state[1]`.
-    Raises ArgumentError for a slot outside the pages or a position outside the RoPE's tables, before anything is written.
+    Raises ArgumentError for a slot outside the pages or a position outside the RoPE's tables, before anything is written; on a
+    CUDA device only with SIC_CHECK=1, which reads them back: otherwise they are taken as right.
 
-    In place; with `workspace` nothing is allocated and nothing synchronises. Every backend writes the same bits.
+    In place. On cpu and cuda nothing is allocated with `workspace`, and nothing synchronises. Every backend writes the same bits.
     Source: the residual from the nearest template, rotated (QuIP#, Tseng et al. 2024) and rounded to Lloyd-Max levels.
     """
     sketch = (None,) * 3 if index is None else (index.bits, index.norm, index.params.centre)
@@ -61,7 +64,7 @@ def encode(
         slots,
         _codec("delta_encode", codec),
         codec.sinks,
-        _pages("delta_encode", pages),
+        _pages("delta_encode", pages, codec),
         *sketch,
     )
     call("delta", "delta_encode", inputs, (), workspace, backend)
@@ -89,10 +92,10 @@ def decode(
     if dtype not in DTYPES:
         raise ArgumentError.of("delta_decode", "dtype", dtype, "float32|float16|bfloat16")
     inputs = (
-        seq_lens, block_table, _pages("delta_decode", pages), _codec("delta_decode", codec), positions, max_seq_len,
+        seq_lens, block_table, _pages("delta_decode", pages, codec), _codec("delta_decode", codec), positions, max_seq_len,
         DTYPES.index(dtype),
     )  # fmt: skip
-    return call("delta", "delta_decode", inputs, out or (None, None), workspace, backend)
+    return call("delta", "delta_decode", inputs, _pair("delta_decode", out), workspace, backend)
 
 
 def delta_attention(
@@ -117,7 +120,8 @@ def delta_attention(
 ) -> tuple[Array, Array]:
     """Attention straight on coded pages, over the selected tokens or pages; dense with `selection=None`.
 
-    Returns out [B,T,Hq,Dv] (q's type), lse f32[B,T,Hq]: within 2e-3 of `sliced_attention` over what `decode` gives.
+    Returns out [B,T,Hq,Dv] (q's type), lse f32[B,T,Hq]: `sliced_attention` over what `decode` gives, within
+    2e-3 (f32), 4e-3 and 0.1 % (f16), 8e-3 and 0.8 % (bf16).
     q: [B,T,Hq,Dk] or [B,Hq,Dk], f32|f16|bf16.  positions: i32[B,S], of RoPE only; what a query sees goes by the index.
     raw_tail: rows from start[b] on, which `seq_lens` and the selection count like all others; the block table has entries for
     their positions, which are not read.
@@ -128,14 +132,23 @@ def delta_attention(
     Method: values are summed as codes in the rotated space, template by template, and rotated back once.
     """
     q4, flat = with_tokens(q)
-    outs = (None, None) if out is None else (with_tokens(out[0])[0], out[1][:, None] if flat else out[1])
+    given, lse = _pair("delta_attention", out)
+    outs = (None, None) if given is None else (with_tokens(given)[0], lse[:, None] if flat else lse)
     tail = _tail(raw_tail)
     inputs = (
-        q4, _pages("delta_attention", pages), _codec("delta_attention", codec), block_table, seq_lens,
+        q4, _pages("delta_attention", pages, codec), _codec("delta_attention", codec), block_table, seq_lens,
         *selection_inputs("delta_attention", selection), positions, *tail, scale, key_bias, softcap or None, window or None,
         sinks, max_seq_len,
     )  # fmt: skip
     return without_tokens(flat, *call("delta", "delta_attention", inputs, outs, workspace, backend))
+
+
+def _pair(op: str, out: Any) -> tuple:
+    if out is None:
+        return None, None
+    if not isinstance(out, (tuple, list)) or len(out) != 2 or any(not hasattr(x, "dtype") for x in out):
+        raise ArgumentError.of(op, "out", type(out).__name__, "two arrays")
+    return tuple(out)
 
 
 def _codec(op: str, codec: Any) -> tuple:
@@ -144,9 +157,11 @@ def _codec(op: str, codec: Any) -> tuple:
     return codec.inputs()
 
 
-def _pages(op: str, pages: Any) -> tuple:
+def _pages(op: str, pages: Any, codec: Any) -> tuple:
     if not isinstance(pages, DeltaPages):
         raise ArgumentError.of(op, "pages", type(pages).__name__, "DeltaPages")
+    if isinstance(codec, Codec) and pages.codec not in (None, codec.fingerprint):
+        raise ArgumentError.of(op, "codec", codec.fingerprint, f"{pages.codec}, which the pages are for")
     return pages.inputs()
 
 
@@ -156,3 +171,16 @@ def _tail(raw_tail: Any) -> tuple:
     if not isinstance(raw_tail, tuple) or len(raw_tail) != 3:
         raise ArgumentError.of("delta_attention", "raw_tail", type(raw_tail).__name__, "RawTail(k, v, start)")
     return raw_tail
+
+
+_OPS: dict[str, Callable[..., Any]] = {"encode": encode, "decode": decode, "delta_attention": delta_attention}
+
+
+def workspace_bytes(op: str, *args: Any, **kwargs: Any) -> int:
+    """Bytes of `workspace` that "encode", "decode" or "delta_attention" needs for its own arguments, in the same order.
+
+    They are checked and nothing runs; as `slicing.workspace_bytes`.
+    """
+    if op not in _OPS:
+        raise ArgumentError.of("workspace_bytes", "op", repr(op), "|".join(_OPS))
+    return backends.workspace_bytes(_OPS[op], *args, **kwargs)

@@ -9,6 +9,7 @@ import torch
 
 from ..runtime import native
 from ..runtime.errors import ArgumentError
+from ..runtime.log import describe
 from ..slicing.types import integer
 from .codec import Codec
 from .reference_layout import RAW_SCALE, TAG_BYTES, from_little_endian, little_endian
@@ -16,6 +17,7 @@ from .reference_layout import RAW_SCALE, TAG_BYTES, from_little_endian, little_e
 Tensor = torch.Tensor
 
 RAW_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ARRAYS = ("k_codes", "v_codes", "tags", "raw", "raw_owner", "raw_state")
 ROWS_PER_ESCAPE = 256  # of the coded rows, for one raw row of room
 
 
@@ -28,6 +30,7 @@ class DeltaPages:
     raw: [E,Dk+Dv], rows that are kept as they are, the key before RoPE.  raw_owner: i64[E], slot * Hkv + head of the row that
     an entry belongs to, -1 where it is free.  raw_state: i32[2], entries in use, rows so far that found no room and were coded
     all the same.
+    codec: fingerprint of the codec that they are for; the ops refuse another one. None: nobody has said.
     The layout byte by byte: docs/delta.md.
     """
 
@@ -37,6 +40,7 @@ class DeltaPages:
     raw: Tensor
     raw_owner: Tensor
     raw_state: Tensor
+    codec: str | None = None
 
     @classmethod
     def allocate(
@@ -50,11 +54,13 @@ class DeltaPages:
         device: torch.device | str = "cpu",
         raw_rows: int | None = None,
         raw_dtype: torch.dtype = torch.float16,
+        sequences: int = 1,
     ) -> DeltaPages:
         """Empty pages for a codec; head first in memory, so that consecutive pages of a head lie together.
 
-        raw_rows: room in the raw table, in rows of one token and head; default: the sinks of one sequence and one row in 256,
-        or every row if the codec keeps all raw.  raw_dtype: float16, bfloat16 or float32.
+        raw_rows: room in the raw table, in rows of one token and head; default: the sinks of so many `sequences` and one row in
+        256, or every row if the codec keeps all raw.  raw_dtype: float16, bfloat16 or float32; a raw row is rounded to it, and
+        what is beyond its range becomes infinite: take the model's.
         """
         if not isinstance(codec, Codec):
             raise ArgumentError.of("DeltaPages.allocate", "codec", type(codec).__name__, "a Codec")
@@ -73,12 +79,17 @@ class DeltaPages:
             raise ArgumentError.of("DeltaPages.allocate", "raw_dtype", raw_dtype, "float32|float16|bfloat16")
         rows = P * page * Hkv
         if raw_rows is None:
-            raw_rows = rows if codec.keeps_all_raw else min(rows, Hkv * codec.sinks + -(-rows // ROWS_PER_ESCAPE))
+            raw_rows = (
+                rows
+                if codec.keeps_all_raw
+                else min(rows, _count("sequences", sequences, 0) * Hkv * codec.sinks + -(-rows // ROWS_PER_ESCAPE))
+            )
         E = _count("raw_rows", raw_rows, 0)
         k_codes, v_codes, tags = (_zeros(Hkv, P, page, width, device=device).transpose(0, 1) for width in codec.widths)
         raw = torch.zeros(E, Dk + Dv, dtype=raw_dtype, device=device)
         owner = torch.full((E,), -1, dtype=torch.int64, device=device)
-        return cls(k_codes, v_codes, tags, raw, owner, torch.zeros(2, dtype=torch.int32, device=device))
+        state = torch.zeros(2, dtype=torch.int32, device=device)
+        return cls(k_codes, v_codes, tags, raw, owner, state, codec.fingerprint)
 
     @property
     def page_size(self) -> int:
@@ -90,7 +101,8 @@ class DeltaPages:
 
     def to(self, device: torch.device | str) -> DeltaPages:
         """The same pages on another device."""
-        return DeltaPages(*[x.to(device) for x in self.inputs()])
+        moved = {name: x.to(device) for name, x in zip(ARRAYS, self.inputs())}
+        return dataclasses.replace(self, **moved)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part, all pages."""
@@ -110,16 +122,17 @@ class DeltaPages:
     def copy_from(self, source: DeltaPages, source_ids: Tensor, ids: Tensor) -> None:
         """Pages `source_ids` of `source` (which may be these pages) into the pages `ids`, raw rows into entries of their own.
 
-        ids, source_ids: i64 [n]; none of `ids` twice. `ArgumentError` if the raw table has no room, before anything is
-        written. Not for capture: it waits for the device.
+        ids, source_ids: i64 [n]; none of `ids` twice. Both of one codec and one type of raw rows. `ArgumentError` before anything
+        is written, also if the raw table has no room. Not for capture: it waits for the device.
         """
+        self._check_copy(source, source_ids, ids)
         page, head, offset, entry = source.raw_rows(source_ids)
         rows = self.page_size * self.k_codes.shape[1]  # of a page
         freed = torch.isin(self.raw_owner.div(rows, rounding_mode="floor"), ids) & (self.raw_owner >= 0)
         free = ((self.raw_owner < 0) | freed).nonzero()[:, 0]
         if free.numel() < entry.numel():
             raise ArgumentError.of("copy_from", "raw", f"{free.numel()} free entries", f"{entry.numel()} for raw rows")
-        kept = source.raw[entry].to(self.raw.dtype)
+        kept = source.raw[entry]
         for name in ("k_codes", "v_codes", "tags"):
             getattr(self, name)[ids] = getattr(source, name)[source_ids]
         self.raw_owner[freed] = -1
@@ -128,6 +141,30 @@ class DeltaPages:
         self.raw_owner[new] = (ids[page] * self.page_size + offset) * self.k_codes.shape[1] + head
         self.raw_state[0] = (self.raw_owner >= 0).sum()
         self.k_codes[ids[page], head, offset, :4] = little_endian(new, 4)
+
+    def _check_copy(self, source: DeltaPages, source_ids: Tensor, ids: Tensor) -> None:
+        if not isinstance(source, DeltaPages):
+            raise ArgumentError.of("copy_from", "source", type(source).__name__, "DeltaPages")
+        if None not in (source.codec, self.codec) and source.codec != self.codec:
+            raise ArgumentError.of("copy_from", "source", f"pages of codec {source.codec}", f"of codec {self.codec}")
+        for name, x in zip(ARRAYS, self.inputs()):
+            y = getattr(source, name)
+            got, want = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape[1:])} a page" for t in (y, x))
+            if got != want:
+                raise ArgumentError.of("copy_from", f"source.{name}", got, want)
+        for name, x, pages in (("source_ids", source_ids, source), ("ids", ids, self)):
+            P = pages.k_codes.shape[0]
+            if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 1 or len(x) != len(ids):
+                raise ArgumentError.of("copy_from", name, describe(x), f"int64[{len(ids)}]")
+            if bool(((x < 0) | (x >= P)).any()) or (x is ids and x.unique().numel() != len(x)):
+                raise ArgumentError.of("copy_from", name, x.tolist(), f"different pages from 0 to {P - 1}")
+
+    def release(self, ids: Tensor) -> None:
+        """Free the raw entries of pages `ids` i64 [n] that nobody will read again. Does not wait for a device."""
+        rows = self.page_size * self.k_codes.shape[1]
+        gone = torch.isin(self.raw_owner.div(rows, rounding_mode="floor"), ids) & (self.raw_owner >= 0)
+        self.raw_owner.masked_fill_(gone, -1)
+        self.raw_state[0] -= gone.sum()
 
     def with_raw_room(self, entries: int) -> DeltaPages:
         """The same pages with room for so many raw rows more; the other arrays are shared."""

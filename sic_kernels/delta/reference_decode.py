@@ -18,15 +18,19 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by number
 def decode_rows(
     codes: Tensor, ids: Tensor, scale: Tensor, centres: Tensor, bits: int, k_rotation: int | None
 ) -> Tensor:
-    """Rows of codes u8[...,Hkv,bytes] -> f64[...,Hkv,D]: template + un-rotated residual."""
+    """Rows of codes u8[...,Hkv,bytes] -> f64[...,Hkv,D]: template + un-rotated residual. An id that is none is 0."""
     levels = torch.tensor(LEVELS[bits], dtype=torch.float64, device=codes.device)
     y = levels[unpack_codes(codes, centres.shape[2], bits).long()] * scale.double()[..., None]
     r = unrotate(y) if k_rotation is None else rotate_keys(y, k_rotation)
-    return centres.double()[torch.arange(ids.shape[-1], device=ids.device), ids] + r
+    known = torch.where(ids < centres.shape[1], ids, 0)
+    return centres.double()[torch.arange(ids.shape[-1], device=ids.device), known] + r
 
 
 def decode_slots(where: Tensor, offset: Tensor, pages: tuple, codec: tuple) -> tuple[Tensor, Tensor]:
-    """Keys f64[...,Hkv,Dk] before RoPE and values f64[...,Hkv,Dv] of the slots `offset` of the pages `where`, both [...]."""
+    """Keys f64[...,Hkv,Dk] before RoPE and values f64[...,Hkv,Dv] of the slots `offset` of the pages `where`, both [...].
+
+    A raw row whose entry is none is zeros.
+    """
     k_bits, v_bits, k_rotation, k_templates, v_templates = codec[:5]
     k_codes, v_codes, tags, raw = pages[:4]
     k_rows, v_rows = k_codes[where, :, offset], v_codes[where, :, offset]
@@ -34,7 +38,10 @@ def decode_slots(where: Tensor, offset: Tensor, pages: tuple, codec: tuple) -> t
     k_scale = torch.where(is_raw, torch.zeros_like(k_scale), k_scale)
     k = decode_rows(k_rows, k_id, k_scale, k_templates[0], k_bits, k_rotation)
     v = decode_rows(v_rows, v_id, v_scale, v_templates[0], v_bits, None)
-    kept = raw[from_little_endian(k_rows[is_raw][:, :4])].double()
+    entry = from_little_endian(k_rows[is_raw][:, :4])
+    there = (entry >= 0) & (entry < raw.shape[0])
+    kept = raw.new_zeros(len(entry), raw.shape[1]).double()
+    kept[there] = raw[entry[there]].double()
     k[is_raw], v[is_raw] = kept[:, : k.shape[-1]], kept[:, k.shape[-1] :]
     return k, v
 

@@ -7,7 +7,8 @@
     model.generate(**inputs, cache=delta.DeltaCache(model.config, codecs))
 
 transformers gives keys rotated; the codec turns them back exactly, positions counted without padding. Prefill computes with
-the new keys and values as they are; what comes later reads codes. With a `policy` a decode step reads only what it selects.
+the new keys and values as they are (with softcap, a window or sinks it reads codes, too); what comes later reads codes. With a
+`policy` a decode step reads only what it selects.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class DeltaCache(SlicedCache):
     """A transformers `Cache` on `DeltaKVCache` pages.
 
     config: the model's (or the model).  codecs: one a layer.  policy: what a decode step reads, by tokens; None: all.
-    dtype: of raw rows and of the raw tail (None: that of the keys).  The other arguments are those of `SlicedCache`.
+    dtype: of raw rows and of the raw tail (None: that of the keys).  page_size, params, capacity: as in `SlicedCache`.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class DeltaCache(SlicedCache):
         page_size: int = 16,
         params: Any = None,
         capacity: int = 0,
-        dtype: torch.dtype | None = torch.float16,
+        dtype: torch.dtype | None = None,
     ) -> None:
         if policy is not None and policy.unit != "token":
             raise ArgumentError.of("DeltaCache", "policy.unit", repr(policy.unit), "'token': the index is a key sketch")
         if policy is not None and policy.max_omitted_mass is not None:
             raise ArgumentError.of("DeltaCache", "policy.max_omitted_mass", policy.max_omitted_mass, "None")
+        if isinstance(codecs, str):
+            raise ArgumentError.of("DeltaCache", "codecs", repr(codecs), f"Codecs: codecs(model, {codecs!r})")
         self.selects = policy is not None
         self.codecs = list(codecs)
         super().__init__(config, policy, page_size=page_size, params=params, capacity=capacity, dtype=dtype)
@@ -68,7 +71,7 @@ class DeltaCache(SlicedCache):
     def _new_pages(self, k: Tensor, v: Tensor) -> delta.DeltaKVCache:
         return delta.DeltaKVCache(
             self.codecs, batch=k.shape[0], page_size=self.page_size, dtype=self.dtype or k.dtype, params=self._given_params,
-            capacity=self.capacity,
+            capacity=self.capacity, indexed=self.selects,
         )  # fmt: skip
 
     def _fresh(self, pending: PendingKV) -> tuple[Tensor, Tensor]:
@@ -77,7 +80,8 @@ class DeltaCache(SlicedCache):
     def _decode(self, layer: int, q: Tensor, options: dict[str, Any]) -> Tensor:
         pages: Any = self.pages
         index = pages.index(layer) if self.selects else None
-        if index is None or options["window"] is not None or layer in self.policy.dense_layers:
+        long = q.shape[1] > self.policy.max_sliced_T
+        if long or index is None or options["window"] is not None or layer in self.policy.dense_layers:
             why = DENSE_SHORT if self.selects and index is None else DENSE_LAYER
             self._recorder.dense(layer, q, self.policy, why)
             return pages.attention(layer, q, **options)[0]
@@ -104,5 +108,6 @@ class DeltaCache(SlicedCache):
         plain = sum(pages.lengths) * pages.layers * pages.kv_heads * row
         metrics.get("sic_delta_size_ratio").set(pages.nbytes() - pages.nbytes_by_part()["index"], plain)
         lost = pages.rows_without_room()
+        metrics.get("sic_delta_lost_raw_ratio").set(lost, sum(pages.coded) * pages.layers * pages.kv_heads)
         if lost:
             _log.warning("%d rows were to be kept raw and were coded: the raw table was full", lost)

@@ -226,6 +226,8 @@ register("sic_token_efficiency_ratio", "TER: share of computed tokens that were 
          "useful tokens", "tokens computed, with padding and discarded drafts")
 register("sic_padding_efficiency_ratio", "Share of the tokens in a packed batch that are not padding.",
          "real tokens", "tokens in the batch")
+register("sic_delta_lost_raw_ratio", "Rows that were to be kept raw and were coded, for want of room.",
+         "rows without room", "rows coded", kind="gauge")
 register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one.",
          "bytes coded", "bytes uncoded", kind="gauge")
 register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",

@@ -28,6 +28,7 @@ class PagePool:
     def __init__(self) -> None:
         self.refs: list[int] = []
         self._free: list[int] = []
+        self.freed: list[int] | None = None  # pages that became free, where somebody asks for them
 
     @property
     def used(self) -> int:
@@ -56,6 +57,8 @@ class PagePool:
         self.refs[page] -= 1
         if self.refs[page] == 0:
             heapq.heappush(self._free, page)
+            if self.freed is not None:
+                self.freed.append(page)
 
 
 def _whole_numbers(op: str, arg: str, values: Any) -> list[int]:
@@ -291,8 +294,7 @@ class PagedRows(ABC):
         self._behind.discard(layer)
 
     def _check_append(self, layer: int, k: Tensor, v: Tensor, live: Tensor | None) -> None:
-        if not 0 <= layer < self.layers:
-            raise ArgumentError.of("append", "layer", layer, f"0 to {self.layers - 1}")
+        self._checked_layer("append", layer)
         for name, x, width in (("k", k, self.head_dim), ("v", v, self.v_head_dim)):
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.device.type != self.device.type:
                 got = (
@@ -305,14 +307,27 @@ class PagedRows(ABC):
                 raise ArgumentError.of("append", name, list(x.shape), f"[{self.batch},{self.kv_heads},T,{width}]")
         if k.shape[2] != v.shape[2]:
             raise ArgumentError.of("append", "v", f"{v.shape[2]} tokens", f"{k.shape[2]} as in k")
-        if live is not None and tuple(live.shape) != (self.batch, k.shape[2]):
-            raise ArgumentError.of("append", "live", list(live.shape), f"[{self.batch},{k.shape[2]}]")
+        if live is not None:
+            got = f"{live.dtype}{list(live.shape)}" if isinstance(live, Tensor) else type(live).__name__
+            want = f"bool[{self.batch},{k.shape[2]}]"
+            if got.removeprefix("torch.") != want.replace(",", ", "):
+                raise ArgumentError.of("append", "live", got.removeprefix("torch."), want)
         if self._behind and layer not in self._behind:
             raise ArgumentError.of(
                 "append", "layer", layer, f"one that this step has not reached: {sorted(self._behind)}"
             )
         if self._behind and self._slots is not None and self._slots.numel() != self.batch * k.shape[2]:
             raise ArgumentError.of("append", "k", f"{k.shape[2]} tokens", "as many as the first layer of this step")
+
+    def _checked_layer(self, op: str, layer: Any) -> int:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layers:
+            raise ArgumentError.of(op, "layer", layer, f"0 to {self.layers - 1}")
+        return layer
+
+    def _checked_row(self, op: str, row: Any) -> int:
+        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < self.batch:
+            raise ArgumentError.of(op, "row", row, f"0 to {self.batch - 1}")
+        return row
 
     def _first_index(self, layer: int) -> None:
         """Calibrate on what the layer holds, if that is enough, and index all of it."""
