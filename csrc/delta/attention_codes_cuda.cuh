@@ -337,8 +337,11 @@ __device__ __forceinline__ void stage_codes(const DeltaAttentionParams& p, const
     const bool newest = slot.pos >= tail;
     const int64_t id = newest ? 0 : slot.place.page_id, offset = newest ? 0 : slot.place.offset;
     delta::Tag tag = load_tag(p.cache.pages.tags.at(id, tile.h, offset));
-    const bool raw = newest || tag.k_scale == delta::kRawScale;
-    if (raw) tag = {};
+    bool raw = newest;
+    if (tag.k_scale == delta::kRawScale) {
+      raw = raw || load_entry(p.cache.pages.k_codes.at(id, tile.h, offset), p.cache.pages.entries) >= 0;
+      tag = {};
+    }
     s.k_at[i] = static_cast<uint32_t>((id * p.cache.k.codes.stride[0] + offset * p.cache.k.codes.stride[2]) / 16);
     s.v_at[i] = static_cast<uint32_t>((id * p.cache.v.codes.stride[0] + offset * p.cache.v.codes.stride[2]) / 16);
     s.add[i] = raw ? kNone : slot.add;

@@ -215,7 +215,7 @@ void CodedSource::start(Tile& tile, const Tile& next) {
   position_ = f.position;
 }
 
-// The key or value of a token that is not coded, as it takes part. An entry that is none reads as zeros.
+// The key or value of a token that is not coded, as it takes part; template 0 where its entry is none.
 void CodedSource::load_special(const Tile& tile, int j, bool value, float* out) const {
   const int D = value ? v_.D : k_.D;
   if (in_tail(tile.pos[j])) {
@@ -225,8 +225,10 @@ void CodedSource::load_special(const Tile& tile, int j, bool value, float* out) 
   }
   const TensorView& raw = a_.pages.raw;
   const int32_t entry = delta::entry_of(delta::kRawScale, tile.k[j], raw.shape[0]);
-  if (entry < 0) return void(std::fill(out, out + D, 0.0f));
-  load_row(raw, entry * raw.stride[0] + (value ? k_.D : 0), D, 1, out);
+  if (entry < 0)
+    for (int d = 0; d < D; ++d) out[d] = to_float((value ? v_.centres : k_.centres)[d]);
+  else
+    load_row(raw, entry * raw.stride[0] + (value ? k_.D : 0), D, 1, out);
   if (!value && k_.rope) apply_rope(out, *k_.rope, position_[j]);
 }
 

@@ -65,7 +65,6 @@ struct RawRows {
     const DevicePages& pages = p.cache.pages;
     const char* code = p.cache.k.codes.at(0, tile.h, 0) + static_cast<uint64_t>(s.k_at[slot]) * 16;
     const int32_t entry = load_entry(code, pages.entries);
-    if (entry < 0) return {nullptr, nullptr, pages.raw_type, true};  // zeros
     return {pages.raw_row(entry, false), pages.raw_row(entry, true), pages.raw_type, false};
   }
 
@@ -74,8 +73,8 @@ struct RawRows {
     const Rows from = find(slot);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      k[i] = from.k ? load_float(from.type, from.k, lane_id() + 32 * i) : 0.0f;
-      v[i] = from.v ? load_float(from.type, from.v, lane_id() + 32 * i) : 0.0f;
+      k[i] = load_float(from.type, from.k, lane_id() + 32 * i);
+      v[i] = load_float(from.type, from.v, lane_id() + 32 * i);
     }
     if (from.turned || !p.cache.rope.lo) return;
     const RopeAngles at = p.cache.rope.at(s.position[slot], p.cache.rope.hi);

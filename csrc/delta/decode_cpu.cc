@@ -128,7 +128,8 @@ class Decoder {
       delta::Tag tag;
       std::memcpy(&tag, run.tag[j], sizeof tag);
       run.raw[j] = tag.k_scale == delta::kRawScale;
-      k_scale[j].bits = run.raw[j] ? 0 : tag.k_scale, v_scale[j].bits = tag.v_scale;
+      if (run.raw[j]) tag = {};
+      k_scale[j].bits = tag.k_scale, v_scale[j].bits = tag.v_scale;
       run.k_id[j] = tag.k_id < k_templates ? tag.k_id : 0, run.v_id[j] = tag.v_id < v_templates ? tag.v_id : 0;
       run.position[j] = positions ? positions[begin + j] : static_cast<int32_t>(begin + j);
     }
@@ -145,12 +146,12 @@ class Decoder {
     });
   }
 
-  // An entry that is none reads as zeros.
-  void load_raw(const uint8_t* k_code, int64_t first, int64_t D, float* out) const {
+  // False if the entry is none: then the row stays what its tag of zeros says, template 0.
+  bool load_raw(const uint8_t* k_code, int64_t first, int64_t D, float* out) const {
     const TensorView& raw = a_.pages.raw;
     const int32_t entry = delta::entry_of(delta::kRawScale, k_code, raw.shape[0]);
-    if (entry < 0) return void(std::fill(out, out + D, 0.0f));
-    load_row(raw, entry * raw.stride[0] + first, D, 1, out);
+    if (entry >= 0) load_row(raw, entry * raw.stride[0] + first, D, 1, out);
+    return entry >= 0;
   }
 
   void keys(int64_t b, int64_t h, int64_t begin, const Run& run, float* buffer) const {
@@ -164,8 +165,7 @@ class Decoder {
       decode(head, rows, buffer);
       for (int i = 0; i < rows.n; ++i) {
         float* row = buffer + i * CodedHead::stride(head.D);
-        if (!run.raw[j + i]) continue;
-        load_raw(run.k[j + i], 0, head.D, row);
+        if (!run.raw[j + i] || !load_raw(run.k[j + i], 0, head.D, row)) continue;
         if (head.rope) apply_rope(row, *head.rope, run.position[j + i]);
       }
       put(a_.k, offset(a_.k, b, begin + j, h), rows.n, buffer);

@@ -152,9 +152,8 @@ struct RowSource {
   const char *codes = nullptr, *raw = nullptr;  // raw: in place of codes
   float scale = 0;
   int id = 0;
-  bool none = false;  // a raw row whose entry is none: zeros
 };
-// A stored row; values: its value.
+// A stored row; values: its value. A raw row whose entry is none is template 0.
 __device__ __forceinline__ RowSource find_row(const DevicePages& p, const CodeSide& side, bool values, int64_t page_id,
                                               int64_t h, uint32_t offset) {
   const delta::Tag tag = load_tag(p.tags.at(page_id, h, offset));
@@ -162,25 +161,12 @@ __device__ __forceinline__ RowSource find_row(const DevicePages& p, const CodeSi
   s.codes = side.codes.at(page_id, h, offset);
   if (tag.k_scale == delta::kRawScale) {
     const int32_t entry = load_entry(p.k_codes.at(page_id, h, offset), p.entries);
-    s.none = entry < 0;
     if (entry >= 0) s.raw = p.raw_row(entry, values);
     return s;
   }
   s.scale = to_float(f16_t{values ? tag.v_scale : tag.k_scale});
   s.id = values ? tag.v_id : tag.k_id;
   return s;
-}
-
-// A raw row in place of what its tag and code decode to.
-template <int R, bool Uniform>
-__device__ __forceinline__ void replace_raw(const RowDecoder<R, Uniform>& d, const RowSource& s, DType raw_type,
-                                            float (&x)[R][kGroup]) {
-  if (s.raw) d.load_raw(raw_type, s.raw, x);
-  if (!s.none) return;
-#pragma unroll
-  for (int r = 0; r < R; ++r)
-#pragma unroll
-    for (int c = 0; c < kGroup; ++c) x[r][c] = 0;
 }
 
 // A stored key at its position. room: a row in shared memory.
@@ -191,7 +177,7 @@ __device__ __forceinline__ void decode_key(const RowDecoder<R, Uniform>& d, cons
   d.load_residual(s.codes, s.scale, x);
   rotate_key(d.row, rotation, room, x);
   d.add_template(h, s.id, x);
-  replace_raw(d, s, raw_type, x);
+  if (s.raw) d.load_raw(raw_type, s.raw, x);
   if (rope.lo) turn_key<true>(d.row, rope, rope.at(position, rope.hi), room, x);
 }
 template <int R, bool Uniform>
@@ -200,7 +186,7 @@ __device__ __forceinline__ void decode_value(const RowDecoder<R, Uniform>& d, co
   d.load_residual(s.codes, s.scale, x);
   d.unrotate(x);
   d.add_template(h, s.id, x);
-  replace_raw(d, s, raw_type, x);
+  if (s.raw) d.load_raw(raw_type, s.raw, x);
 }
 
 // What kernels that read a coded cache take.

@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except SicError as error:
-        print(f"{argv[0]}: {error}", file=sys.stderr)
+        text = str(error)  # that of an argument begins with the command's name, too
+        print(text if text.startswith(f"{argv[0]}: ") else f"{argv[0]}: {text}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader has left, as in `doctor | head`: nothing more goes to stdout, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..models.language_model import require
 from ..runtime.errors import ArgumentError
+from ..runtime.extras import extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,15 +42,15 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _templates(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
     from ..delta import model_templates, templates
 
+    safetensors = extra("safetensors", "files of templates", "blobs")
+
     try:
-        with safe_open(str(path), "pt") as file:
+        with safetensors.safe_open(str(path), "pt") as file:
             shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
             about = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         raise ArgumentError.of("inspect", "file", f"{path} ({error})", "a safetensors file") from None
     kinds: dict[str, Callable[[Path], Any]] = {
         templates.KIND: templates.Templates.load, model_templates.KIND: model_templates.ModelTemplates.load,

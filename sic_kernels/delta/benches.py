@@ -207,5 +207,6 @@ def build(name: str, inputs: CodedInputs) -> Bench:
 
 FAMILY = Family(
     "delta", NAMES, MAIN, BENCH_SHAPES, QUICK_SHAPES, lambda shape, device: CodedInputs(shape, device=device), build,
-    work_of, peers={**PEERS, "dense": "sliced_attention of all tokens on the same rows in bfloat16"},
+    work_of, ratios=tuple(("delta dense", name) for name in ("delta 12 %", "delta 6 %")),
+    peers={**PEERS, "dense": "sliced_attention of all tokens on the same rows in bfloat16"},
 )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError, SicError
+from ..runtime.extras import extra
 from ..slicing.types import KeySketch, SketchParams
 from .codec import Codec
 from .levels import BITS
@@ -516,16 +517,8 @@ def _index(
 
 
 def _crc(data: Any) -> int:
-    try:
-        import google_crc32c
-    except ImportError:
-        raise SicError("blobs need the package google-crc32c: pip install 'sic_kernels[blobs]'") from None
-    return int(google_crc32c.value(bytes(data)))
+    return int(extra("google_crc32c", "blobs", "blobs").value(bytes(data)))
 
 
 def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise SicError("blobs need the package zstandard: pip install 'sic_kernels[blobs]'") from None
-    return zstandard
+    return extra("zstandard", "blobs", "blobs")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.extras import extra
 from ..runtime.log import get_logger
 from ..slicing.types import SketchParams
 from .codec import PRESETS, Codec
@@ -121,7 +122,7 @@ class ModelTemplates:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file (needs the package `safetensors`)."""
-        from safetensors.torch import save_file
+        save_file = extra("safetensors.torch", "files of templates", "blobs").save_file
 
         tensors = self._tensors()
         about = {
@@ -230,15 +231,15 @@ def _metadata(path: str | Path) -> dict[str, str]:
 
 def _read(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file of the right kind whose digest agrees."""
-    from safetensors import SafetensorError, safe_open
+    safetensors = extra("safetensors", "files of templates", "blobs")
 
     try:
-        with safe_open(str(path), "pt") as file:
+        with safetensors.safe_open(str(path), "pt") as file:
             about = file.metadata() or {}
             if (about.get("kind"), about.get("version")) != (KIND, VERSION) or set(file.keys()) != set(TENSORS):
                 raise ArgumentError.of("ModelTemplates.load", "path", str(path), _EXPECTED)
             found = {name: file.get_tensor(name).clone() for name in TENSORS} if tensors else {}
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         raise ArgumentError.of("ModelTemplates.load", "path", f"{path} ({error})", _EXPECTED) from error
     if tensors and _digest(found, about) != about.get("digest"):
         got = f"{path} with digest {_digest(found, about)}"

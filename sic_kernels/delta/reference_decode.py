@@ -29,20 +29,21 @@ def decode_rows(
 def decode_slots(where: Tensor, offset: Tensor, pages: tuple, codec: tuple) -> tuple[Tensor, Tensor]:
     """Keys f64[...,Hkv,Dk] before RoPE and values f64[...,Hkv,Dv] of the slots `offset` of the pages `where`, both [...].
 
-    A raw row whose entry is none is zeros.
+    A raw row whose entry is none is template 0.
     """
     k_bits, v_bits, k_rotation, k_templates, v_templates = codec[:5]
     k_codes, v_codes, tags, raw = pages[:4]
     k_rows, v_rows = k_codes[where, :, offset], v_codes[where, :, offset]
     k_scale, v_scale, k_id, v_id, is_raw = read_tags(tags[where, :, offset])
-    k_scale = torch.where(is_raw, torch.zeros_like(k_scale), k_scale)
+    k_scale, v_scale, k_id, v_id = (torch.where(is_raw, torch.zeros_like(x), x) for x in (k_scale, v_scale, k_id, v_id))
     k = decode_rows(k_rows, k_id, k_scale, k_templates[0], k_bits, k_rotation)
     v = decode_rows(v_rows, v_id, v_scale, v_templates[0], v_bits, None)
     entry = from_little_endian(k_rows[is_raw][:, :4])
     there = (entry >= 0) & (entry < raw.shape[0])
-    kept = raw.new_zeros(len(entry), raw.shape[1]).double()
-    kept[there] = raw[entry[there]].double()
-    k[is_raw], v[is_raw] = kept[:, : k.shape[-1]], kept[:, k.shape[-1] :]
+    kept = raw[entry[there]].double()
+    known = is_raw.clone()
+    known[is_raw] = there
+    k[known], v[known] = kept[:, : k.shape[-1]], kept[:, k.shape[-1] :]
     return k, v
 
 

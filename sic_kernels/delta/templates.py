@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.extras import extra
 from ..slicing.reference_sketch import tree_sum
 
 Tensor = torch.Tensor
@@ -109,7 +110,7 @@ class Templates:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file (needs the package `safetensors`)."""
-        from safetensors.torch import save_file
+        save_file = extra("safetensors.torch", "files of templates", "blobs").save_file
 
         tensors = {"centres": self.centres.cpu(), "spread": self.spread.cpu()}
         about = {"kind": KIND, "version": VERSION, "fingerprint": self.fingerprint, "meta": json.dumps(dict(self.meta))}
@@ -135,16 +136,16 @@ _EXPECTED = "a file written by Templates.save"
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file of the right kind."""
-    from safetensors import SafetensorError, safe_open
+    safetensors = extra("safetensors", "files of templates", "blobs")
 
     try:
-        with safe_open(str(path), "pt") as file:
+        with safetensors.safe_open(str(path), "pt") as file:
             about = file.metadata() or {}
             names = set(file.keys())
             if (about.get("kind"), about.get("version")) != (KIND, VERSION) or names != {"centres", "spread"}:
                 raise ArgumentError.of("Templates.load", "path", str(path), _EXPECTED)
             return {name: file.get_tensor(name).clone() for name in names}, about
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         raise ArgumentError.of("Templates.load", "path", f"{path} ({error})", _EXPECTED) from error
 
 

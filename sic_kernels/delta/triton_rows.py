@@ -57,7 +57,10 @@ def load_tags(tags, mask, K_COUNT: tl.constexpr, V_COUNT: tl.constexpr):
     ids = tl.load(at + 2, mask=mask, other=0).to(tl.int32)
     is_raw = mask & (k == RAW_TAG)
     k_id, v_id = ids & 0xFF, ids >> 8
-    k_id, v_id = tl.where(k_id < K_COUNT, k_id, 0), tl.where(v_id < V_COUNT, v_id, 0)
+    k_id, v_id = (
+        tl.where((k_id < K_COUNT) & (k != RAW_TAG), k_id, 0),
+        tl.where((v_id < V_COUNT) & (k != RAW_TAG), v_id, 0),
+    )
     return tl.where(is_raw, 0.0, as_scale(k)), tl.where(is_raw, 0.0, as_scale(v)), k_id, v_id, is_raw
 
 
@@ -68,13 +71,13 @@ def plain_rows(
 ):  # fmt: skip
     """f32[N, BD]: templates, and in place of those of raw rows their numbers, from column `first` of the raw table on.
 
-    An entry of -1 reads as zeros; some_raw: whether there is any raw row.
+    An entry of -1 is none: the row stays its template; some_raw: whether there is any raw row.
     """
     j = tl.arange(0, BD)[None, :]
     x = tl.load(centres + id * D + j, mask=coded & (j < D), other=0.0).to(tl.float32)
     if some_raw:
         place = raw + entry.to(tl.int64) * raw_row + first + j
-        x = tl.where(is_raw, to_f32(tl.load(place, mask=(entry >= 0) & (j < D), other=0), RAW), x)
+        x = tl.where(is_raw & (entry >= 0), to_f32(tl.load(place, mask=(entry >= 0) & (j < D), other=0), RAW), x)
     return x
 
 

@@ -69,7 +69,7 @@ def _why_not_cuda() -> str | None:
     if missing is not None:
         return missing
     if not module().has_cuda():
-        return "built without CUDA kernels: build with nvcc on the PATH"
+        return "built without CUDA kernels: build again with nvcc on the PATH and without -DSIC_CUDA=OFF"
     if not torch.cuda.is_available():
         return "no CUDA device: torch.cuda.is_available() is False"
     return module().device_problem() or None

@@ -14,6 +14,7 @@ import torch
 
 from ..runtime import config
 from ..runtime.errors import ArgumentError
+from ..runtime.extras import extra
 
 Array = Any  # torch, NumPy, CuPy or JAX
 Unit = Literal["token", "page"]
@@ -96,7 +97,7 @@ class SketchParams:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file (needs the package `safetensors`)."""
-        from safetensors.torch import save_file
+        save_file = extra("safetensors.torch", "files of sketch parameters", "blobs").save_file
 
         tensors = {"centre": self.centre.contiguous(), "scale": self.scale.contiguous()}
         save_file(tensors, str(path), metadata={"kind": "sic_kernels.SketchParams", "version": "1", "id": self.id})
@@ -104,17 +105,17 @@ class SketchParams:
     @classmethod
     def load(cls, path: str | Path) -> SketchParams:
         """Read what `save` wrote; `ArgumentError` if the file is something else or its digest does not match."""
-        from safetensors import SafetensorError, safe_open
+        safetensors = extra("safetensors", "files of sketch parameters", "blobs")
 
         expected = "a file written by SketchParams.save"
         try:
-            with safe_open(str(path), "pt") as file:
+            with safetensors.safe_open(str(path), "pt") as file:
                 meta = file.metadata() or {}
                 known = meta.get("kind") == "sic_kernels.SketchParams" and meta.get("version") == "1"
                 if not known or set(file.keys()) != {"centre", "scale"}:
                     raise ArgumentError.of("SketchParams.load", "path", str(path), expected)
                 centre, scale = file.get_tensor("centre"), file.get_tensor("scale")
-        except (SafetensorError, OSError) as error:
+        except (safetensors.SafetensorError, OSError) as error:
             raise ArgumentError.of("SketchParams.load", "path", f"{path} ({error})", expected) from error
         if (
             centre.dtype != torch.float32
