@@ -114,6 +114,8 @@ def _text(output: bytes | str | None) -> str:
 
 def build(check: Check) -> Outcome:
     """The module with CUDA kernels for this device, and the Python files beside it."""
+    if not pybind11_folder():
+        return Outcome(FAILED, f"pybind11 is not installed ({sys.executable})")
     arch = "90a" if check.dry or check.rehearsal else device_architecture()
     configure = (
         "cmake", "-G", "Ninja", "-S", ROOT, "-B", check.build, "-DCMAKE_BUILD_TYPE=Release", "-DSIC_PYTHON=ON",
