@@ -27,9 +27,7 @@ struct DeviceTemplates {
   }
   // A stored id that is none, as of another codec, is 0.
   __device__ __forceinline__ int known(int id) const { return id < n ? id : 0; }
-  __device__ __forceinline__ const f16_t* centre(int64_t h, int id) const {
-    return centres + (h * n + known(id)) * D;
-  }
+  __device__ __forceinline__ const f16_t* centre(int64_t h, int id) const { return centres + (h * n + known(id)) * D; }
 };
 
 // The rows of cosines and sines of one position.

@@ -108,7 +108,8 @@ def sliced_attention(
     scale: default 1/sqrt(Dk).  key_bias: f32[B,S], added to the logits.  softcap: c * tanh(logit / c), before the bias.
     window: each query sees its last `window` positions.  sinks: f32[Hq], extra logits in the denominator.
     k_scale, v_scale: f32, a number or [Hkv], for f8 caches.
-    lse is the natural log of the softmax denominator. A row that sees nothing has out 0 and lse -inf.
+    lse is the natural log of the softmax denominator. A row that sees nothing has out 0 and lse -inf. A value that is not finite
+    makes its channel infinite or NaN, maybe also in other rows of the call that share its block.
 
     Accumulation in f32, in a fixed order: a full selection equals the dense result bit for bit.
     Method: split-KV online softmax (Milakov & Gimelshein 2018; FlashDecoding), each K and V row read once per GQA group.
