@@ -108,6 +108,7 @@ def test_wheel_contents(wheel):
     ):
         assert name in names
     assert not [n for n in names if "/bind/" in n or "python_tests" in n or n.startswith(("csrc", "bench"))]
+    assert "sic_kernels/delta/data/smollm2-135m-instruct.safetensors" in names
     assert "none-any" not in wheel.name
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "torch<3,>=2.9" in metadata.get_all("Requires-Dist")
