@@ -239,9 +239,9 @@ SIC_MEMBER_INLINE void CodedSource::fetch_centres(int from, int to) const {
 }
 
 // The queries turned back by the block of positions of keys [from, from + n), so that the keys need not be turned by
-// it; null if they are of several blocks.
+// it; null if they are of several blocks or some are turned already. It goes by the keys alone, whoever asks.
 const float* CodedSource::turned_queries(const Rows& rows, int from, int n) {
-  if (!k_.rope) return nullptr;
+  if (!k_.rope || a_.positions.given() || any_special(from)) return nullptr;
   const uint32_t block = static_cast<uint32_t>(position_[from]) / delta::kRopeBlock;
   vi others = {};
   for (int j = 0; j < n; j += W)
@@ -251,11 +251,7 @@ const float* CodedSource::turned_queries(const Rows& rows, int from, int n) {
   if (block == turned_block_) return turned;
   turned_block_ = block;
   std::memcpy(turned, rows.q, rows_ * rows.Dkp * sizeof(float));
-  const RopeAngles angles(*k_.rope, position_[from]);
-  for (int r = 0; r < rows.count; ++r) {
-    float* const q = turned + r * rows.Dkp;
-    turn<true>(q, q + angles.half, angles.hi, angles.half, 1);
-  }
+  for (int r = 0; r < rows.count; ++r) turn_back(turned + r * rows.Dkp, *k_.rope, position_[from]);
   return turned;
 }
 
@@ -272,15 +268,17 @@ void CodedSource::logits(const Tile& tile, Rows& rows, int row, int count, int t
     KeyRows keys;
     keys.codes = tile.k + j, keys.bytes = k_bytes_, keys.n = n, keys.fetch = row == 0;
     keys.scale = f.k_scale + j, keys.id = f.k_id + j, keys.position = position_ + j;
+    const float* const turned = turned_queries(rows, j, n);
+    const float* const q = turned ? turned : rows.q;
+    keys.in_block = turned != nullptr;
     if (dot_keys_ && count == rows.count && !any_special(j)) {
-      const float* turned = turned_queries(rows, j, n);
-      (turned ? dot_turned_ : dot_keys_)(k_, keys, turned ? turned : rows.q, rows.Dkp, rows.logits + j, kTile);
+      (turned ? dot_turned_ : dot_keys_)(k_, keys, q, rows.Dkp, rows.logits + j, kTile);
       continue;
     }
     decode_keys_(k_, keys, f.keys);
     each_special(j, j + n, [&](int i) { load_special(tile, i, false, f.keys + (i - j) * CodedHead::stride(k_.D)); });
     in_row_groups(count, [&](auto R, int r) {
-      tile_logits<float, R()>(rows.q + (row + r) * rows.Dkp, rows.Dkp, f.key_rows, n, rows.Dk,
+      tile_logits<float, R()>(q + (row + r) * rows.Dkp, rows.Dkp, f.key_rows, n, rows.Dk,
                               rows.logits + (row + r) * kTile + j);
     });
   }

@@ -2,7 +2,8 @@
 //
 // A hit is verified: namespace, parent, salt and every token are compared, so equal hashes of unequal blocks are
 // misses, which are counted, and both blocks can be held. Blocks form chains: one with children is not evicted before
-// them, a pinned one never. Every call is atomic (match: each step of it); the digest runs outside of the lock.
+// them, a pinned one never. Every call is atomic, but match, evict and clear, which are so step by step; the digest
+// runs outside of the lock.
 #pragma once
 #include <cstdint>
 #include <memory>

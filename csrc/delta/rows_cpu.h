@@ -57,6 +57,7 @@ struct KeyRows : CodeRows {
   const float* scale;
   const int32_t* id;
   const int32_t* position;
+  bool in_block = false;  // Turn::in_block
 };
 
 // ---- RoPE ----
@@ -67,13 +68,21 @@ SIC_INLINE void turn_pair(vf& a, vf& b, vf c, vf s) {
   a = re, b = im;
 }
 
-// A key at its position.
-inline void apply_rope(float* x, const delta::Rope& rope, int64_t position) {
+// How far a key is turned: to its position, or by its place in a block of positions alone.
+enum class Turn { whole, in_block };
+
+inline void apply_rope(float* x, const delta::Rope& rope, int64_t position, Turn how = Turn::whole) {
   const RopeAngles r(rope, position);
   float* second = r.interleaved ? x + 1 : x + r.half;
   const int step = r.interleaved ? 2 : 1;
   turn<false>(x, second, r.lo, r.half, step);
-  turn<false>(x, second, r.hi, r.half, step);
+  if (how == Turn::whole) turn<false>(x, second, r.hi, r.half, step);
+}
+
+// A query turned back by the block of a position: its products with keys turned in the block are those of whole turns.
+inline void turn_back(float* q, const delta::Rope& rope, int64_t position) {
+  const RopeAngles r(rope, position);
+  turn<true>(q, r.interleaved ? q + 1 : q + r.half, r.hi, r.half, r.interleaved ? 2 : 1);
 }
 
 // ---- values ----
@@ -146,9 +155,6 @@ void decode_values(const CodedHead& head, const ValueRows& rows, float* out) {
 
 // ---- keys ----
 
-// How far RoPE turns a key: all the way, or by its place in a block of positions.
-enum class Turn { whole, in_block };
-
 // Keys whose rotation stays within lanes: no channel leaves its register. RoPE if it does so, too.
 template <int kBits, int kGroups, Turn kTurn = Turn::whole>
 class LaneKeys {
@@ -161,7 +167,8 @@ class LaneKeys {
         first_(head.rotation == 1 ? kGroups * delta::kLanes : head.D / head.rotation) {}
 
   // x[n]: channels 16 n + lane of key j.
-  SIC_MEMBER_INLINE void key(const KeyRows& rows, int j, int lane, vf* x) const {
+  SIC_MEMBER_INLINE void key(const KeyRows& rows, int j, int lane, vf* x,
+                             bool in_block = kTurn == Turn::in_block) const {
     levels_.template row<kGroups>(rows.codes[j], lane, x);
     if (first_ < delta::kLanes) SIC_UNROLL for (int i = 0; i < kGroups; ++i) x[i] = rotate_within(x[i], first_);
     rotate_groups<1, kGroups>(x, first_ / delta::kLanes);
@@ -172,7 +179,7 @@ class LaneKeys {
     const uint32_t position = static_cast<uint32_t>(rows.position[j]);
     constexpr int kRow = kGroups * delta::kLanes;
     turn(rope_->lo.as<const float>() + position % delta::kRopeBlock * kRow + lane, x);
-    if constexpr (kTurn == Turn::in_block) return;
+    if (in_block) return;
     turn(rope_->hi.as<const float>() + position / delta::kRopeBlock * int64_t{kRow} + lane, x);
   }
 
@@ -199,10 +206,11 @@ void decode_keys_by_lanes(const KeyHead& head, const KeyRows& rows, float* out) 
     rows.fetch_ahead(j);
     for (int lane = 0; lane < delta::kLanes; lane += W) {
       vf x[kGroups];
-      keys.key(rows, j, lane, x);
+      keys.key(rows, j, lane, x, rows.in_block);
       SIC_UNROLL for (int i = 0; i < kGroups; ++i) store(out + delta::kLanes * i + lane, x[i]);
     }
-    if (head.rope && !head.turns_in_lanes) apply_rope(out, *head.rope, rows.position[j]);
+    if (head.rope && !head.turns_in_lanes)
+      apply_rope(out, *head.rope, rows.position[j], rows.in_block ? Turn::in_block : Turn::whole);
   }
 }
 
@@ -216,7 +224,7 @@ void decode_keys(const KeyHead& head, const KeyRows& rows, float* out) {
     levels.row(rows.codes[j], out);
     rotate_strided(out, D, head.rotation);
     add_centre(head, rows.id[j], rows.scale[j], out);
-    if (head.rope) apply_rope(out, *head.rope, rows.position[j]);
+    if (head.rope) apply_rope(out, *head.rope, rows.position[j], rows.in_block ? Turn::in_block : Turn::whole);
   }
 }
 

@@ -37,17 +37,17 @@ class UseOrder {
     links_[i] = Link::off();
   }
 
-  // Before may_go(), which then allocates nothing.
+  // Before two calls of may_go(), which then allocate nothing.
   void make_room() {
-    if (waiting_.size() == waiting_.capacity()) waiting_.reserve(2 * waiting_.size() + 16);
+    if (waiting_.size() + 2 > waiting_.capacity()) waiting_.reserve(2 * waiting_.size() + 16);
   }
 
   // The last child of an entry has gone.
   void may_go(uint32_t i) {
     settle();
     if (!links_[i].is_parked()) return;
-    links_[i] = Link::waiting(links_[i].order());
     waiting_.emplace_back(links_[i].order(), i);
+    links_[i] = Link::waiting(links_[i].order());
     std::push_heap(waiting_.begin(), waiting_.end(), std::greater<>());
   }
 

@@ -239,7 +239,7 @@ def unpack_blob(
     view = _view(data)
     sections, fingerprint = _table(view)
     meta = _meta(view, sections)
-    _check_sizes(sections, meta)
+    _check_sizes(view, sections, meta)
     tokens = _tensor(view, sections, "TOKN", torch.int64, [meta["tokens"]]) if "tokens" in meta else None
     if meta["mode"] == "lossless":
         k, v = (_tensor(view, sections, f"{x.upper()}RAW", DTYPES[meta[x]["dtype"]], meta[x]["shape"]) for x in "kv")
@@ -273,7 +273,7 @@ def inspect_blob(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     view = _view(data)
     sections, fingerprint = _table(view)
     meta = _meta(view, sections)
-    _check_sizes(sections, meta)
+    _check_sizes(view, sections, meta)
     for section in sections.values():
         _stored(view, section)
     names = {STORED: "stored", ZSTD: "zstd", PLANES: "byte planes, zstd"}
@@ -413,8 +413,8 @@ def _shape(name: str, about: Any) -> list[int]:
     return _sizes({str(i): n for i, n in enumerate(shape)}, *map(str, range(len(shape))))
 
 
-def _check_sizes(sections: Mapping[str, Section], meta: Mapping[str, Any]) -> None:
-    """Every section that META speaks of is there, with as many bytes as its shape says."""
+def _check_sizes(view: memoryview, sections: Mapping[str, Section], meta: Mapping[str, Any]) -> None:
+    """Every section that META speaks of is there, with as many bytes as its shape says; of others what is stored is whole."""
     wanted = _coded_sizes(meta) if meta["mode"] == "coded" else _lossless_sizes(meta)
     if "tokens" in meta:
         wanted["TOKN"] = 8 * _sizes(meta, "tokens")[0]
@@ -423,6 +423,9 @@ def _check_sizes(sections: Mapping[str, Section], meta: Mapping[str, Any]) -> No
             raise BlobError(f"section {kind!r} is missing")
         if sections[kind].size != size:
             raise BlobError(f"section {kind!r} has {sections[kind].size} bytes, the shapes say {size}")
+    for section in sections.values():
+        if section.kind not in wanted:
+            _stored(view, section)
 
 
 def _lossless_sizes(meta: Mapping[str, Any]) -> dict[str, int]:
@@ -442,7 +445,8 @@ def _coded_sizes(meta: Mapping[str, Any]) -> dict[str, int]:
         min(page, heads, Dk, Dv) < 1
         or max(Dk, Dv) > MAX_DIM
         or not {k_bits, v_bits} <= set(BITS)
-        or math.prod(max(n, 1) for n in sizes) >= 1 << 60
+        or math.prod((max(P, 1), page, heads, max(Dk, Dv))) >= 1 << 60
+        or E * (Dk + Dv) >= 1 << 60
     ):
         raise BlobError(f"section 'META': {', '.join(f'{k} {v}' for k, v in zip(names, sizes))}")
     rows = P * heads * page

@@ -57,7 +57,8 @@ class BlockIndex:
     the table, so that unequal blocks collide.
     block_size: tokens kept beside an entry; longer blocks work, and cost one more cache miss.
 
-    Every call is atomic and may come from any thread. Handles are positive, below 2^63, and never given twice.
+    Every call may come from any thread and is atomic (`match`, `evict`, `clear` in steps). Handles are positive, below 2^63, and
+    never given twice.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class BlockIndex:
         return self._native.remove(handle)
 
     def clear(self) -> int:
-        """Remove every block, and return how many there were; an error while any is pinned."""
+        """Remove every block, and return how many went; an error if any is pinned. Others may call meanwhile."""
         return self._native.clear()
 
     def value(self, handle: int) -> int:

@@ -215,15 +215,13 @@ class DeltaKVCache(PagedRows):
             if x.dtype not in RAW_DTYPES or x.dtype != k.dtype:
                 got = f"{x.dtype} (k: {k.dtype})".replace("torch.", "")
                 raise ArgumentError.of("append", name, got, "float32|float16|bfloat16, k and v alike")
-        rope = self._store[layer].codec.rope
-        if self._behind or rope is None or max(self._lengths, default=0) + k.shape[2] <= rope.max_position:
+        limit = min((s.codec.rope.max_position for s in self._store if s.codec.rope is not None), default=None)
+        if self._behind or limit is None or max(self._lengths, default=0) + k.shape[2] <= limit:
             return
         new = [k.shape[2]] * self.batch if live is None else live.sum(1).tolist()
         longest = max((n + add for n, add in zip(self._lengths, new)), default=0)
-        if longest > rope.max_position:
-            raise ArgumentError.of(
-                "append", "k", f"a row of {longest} tokens", f"at most {rope.max_position}, as the rope has"
-            )
+        if longest > limit:
+            raise ArgumentError.of("append", "k", f"a row of {longest} tokens", f"at most {limit}, as the rope has")
 
     def _begin_step(self, T: int, live: Tensor | None) -> list[int]:
         self._before, before = self._coded, list(self._lengths)

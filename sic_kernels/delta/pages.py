@@ -112,12 +112,23 @@ class DeltaPages:
         return {**codes, "scales": 4 * rows, "ids": 2 * rows, **raw}
 
     def raw_rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rows of pages `ids` that are kept raw: index into ids, head, offset, entry; in this order."""
+        """The rows of pages `ids` that are kept raw: index into ids, head, offset, entry; in this order.
+
+        A row that is marked so, but whose entry is not its own, is none of them.
+        """
+        page, head, offset, entry, own = self._marked(ids)
+        return page[own], head[own], offset[own], entry[own]
+
+    def _marked(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The same of all that are marked raw, and whether their entry is their own."""
         tags = self.tags[ids]
         low, high = RAW_SCALE & 0xFF, RAW_SCALE >> 8
         page, head, offset = ((tags[..., 0] == low) & (tags[..., 1] == high)).nonzero().unbind(1)
         entry = from_little_endian(self.k_codes[ids[page], head, offset, :4])
-        return page, head, offset, entry
+        own = (entry >= 0) & (entry < self.raw.shape[0])
+        owner = (ids[page] * self.page_size + offset) * self.k_codes.shape[1] + head
+        own[own.clone()] = self.raw_owner[entry[own]] == owner[own]
+        return page, head, offset, entry, own
 
     def copy_from(self, source: DeltaPages, source_ids: Tensor, ids: Tensor) -> None:
         """Pages `source_ids` of `source` (which may be these pages) into the pages `ids`, raw rows into entries of their own.
@@ -126,7 +137,9 @@ class DeltaPages:
         is written, also if the raw table has no room. Not for capture: it waits for the device.
         """
         self._check_copy(source, source_ids, ids)
-        page, head, offset, entry = source.raw_rows(source_ids)
+        page, head, offset, entry, own = source._marked(source_ids)
+        lost = [x[~own] for x in (page, head, offset)]
+        page, head, offset, entry = (x[own] for x in (page, head, offset, entry))
         rows = self.page_size * self.k_codes.shape[1]  # of a page
         freed = torch.isin(self.raw_owner.div(rows, rounding_mode="floor"), ids) & (self.raw_owner >= 0)
         free = ((self.raw_owner < 0) | freed).nonzero()[:, 0]
@@ -141,6 +154,8 @@ class DeltaPages:
         self.raw_owner[new] = (ids[page] * self.page_size + offset) * self.k_codes.shape[1] + head
         self.raw_state[0] = (self.raw_owner >= 0).sum()
         self.k_codes[ids[page], head, offset, :4] = little_endian(new, 4)
+        for name in ("tags", "k_codes", "v_codes"):  # what they pointed to belongs to others
+            getattr(self, name)[ids[lost[0]], lost[1], lost[2]] = 0
 
     def _check_copy(self, source: DeltaPages, source_ids: Tensor, ids: Tensor) -> None:
         if not isinstance(source, DeltaPages):
@@ -149,20 +164,24 @@ class DeltaPages:
             raise ArgumentError.of("copy_from", "source", f"pages of codec {source.codec}", f"of codec {self.codec}")
         for name, x in zip(ARRAYS, self.inputs()):
             y = getattr(source, name)
-            got, want = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape[1:])} a page" for t in (y, x))
+            got, want = (
+                f"{str(t.dtype).removeprefix('torch.')}{list(t.shape[1:])} a page on {t.device}" for t in (y, x)
+            )
             if got != want:
                 raise ArgumentError.of("copy_from", f"source.{name}", got, want)
-        for name, x, pages in (("source_ids", source_ids, source), ("ids", ids, self)):
-            P = pages.k_codes.shape[0]
-            if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 1 or len(x) != len(ids):
-                raise ArgumentError.of("copy_from", name, describe(x), f"int64[{len(ids)}]")
+        n = len(ids) if isinstance(ids, Tensor) and ids.ndim == 1 else -1
+        for name, x, pages in (("ids", ids, self), ("source_ids", source_ids, source)):
+            P, device = pages.k_codes.shape[0], self.k_codes.device
+            if not isinstance(x, Tensor) or (x.dtype, x.ndim, x.device) != (torch.int64, 1, device) or len(x) != n:
+                raise ArgumentError.of("copy_from", name, describe(x), f"int64[{max(n, 0)}] on {device}")
             if bool(((x < 0) | (x >= P)).any()) or (x is ids and x.unique().numel() != len(x)):
                 raise ArgumentError.of("copy_from", name, x.tolist(), f"different pages from 0 to {P - 1}")
 
     def release(self, ids: Tensor) -> None:
         """Free the raw entries of pages `ids` i64 [n] that nobody will read again. Does not wait for a device."""
         rows = self.page_size * self.k_codes.shape[1]
-        gone = torch.isin(self.raw_owner.div(rows, rounding_mode="floor"), ids) & (self.raw_owner >= 0)
+        free = torch.zeros(self.k_codes.shape[0], dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
+        gone = free[self.raw_owner.clamp(min=0).div(rows, rounding_mode="floor")] & (self.raw_owner >= 0)
         self.raw_owner.masked_fill_(gone, -1)
         self.raw_state[0] -= gone.sum()
 
