@@ -5,7 +5,7 @@ import torch
 
 from sic_kernels.delta import Codec, DeltaKVCache, Rope, Templates
 from sic_kernels.runtime.errors import ArgumentError
-from sic_kernels.slicing import SlicePolicy, select_slice, sliced_attention
+from sic_kernels.slicing import SketchParams, SlicePolicy, select_slice, sliced_attention
 from sic_kernels.testing import assert_close, assert_same_bits, generator, randn
 
 H, D, PAGE = 2, 32, 16
@@ -221,3 +221,23 @@ def test_sizes_are_itemised():
 def test_bad_arguments(make, message):
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_an_index_with_given_params_is_of_the_keys_as_they_come():
+    """However they come, and whatever was there before."""
+    params = [SketchParams(torch.zeros(1, 64), torch.ones(1))]
+    codec = Codec(4, 4, Templates.zero(1, 64), Templates.zero(1, 64), sinks=0)
+    keys = randn(generator(0), 1, 1, 64, 64)
+    made = []
+    for chunks in ([64], [16, 48], [1] * 64):
+        cache = DeltaKVCache([codec], params=params, dtype=torch.float32)
+        for again in range(2):
+            for k in keys.split(chunks, 2):
+                cache.append(0, k, k)
+            index = cache.index(0)
+            made.append((index.bits[list(cache.pages(0))], index.norm[list(cache.pages(0))]))
+            if not again:
+                cache.reset()
+    for bits, norm in made[1:]:
+        assert_same_bits(bits, made[0][0])
+        assert_same_bits(norm, made[0][1])

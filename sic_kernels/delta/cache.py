@@ -99,7 +99,8 @@ class DeltaKVCache(PagedRows):
       (on a CUDA device: only together with the pages, as reading its state would wait for the device; such a row is coded all
       the same and counted in `rows_without_room()`).
     * indexed: whether a key sketch is kept, for selections; False saves its bytes.
-    * params: one `SketchParams` a layer; a layer without is calibrated once, as in `SlicedKVCache`.
+    * params: one `SketchParams` a layer; a layer without is calibrated once, as in `SlicedKVCache`, and what is coded by then is
+      indexed by its decoded keys.
     * capacity: tokens to reserve at once, over all rows.
     * Deterministic; every method raises `ArgumentError` before anything is changed. Not thread-safe.
     """
@@ -240,6 +241,8 @@ class DeltaKVCache(PagedRows):
         """Code what now fills pages, oldest first; what is left waits in the tail."""
         store, moves = self._store[layer], self._moves
         assert moves is not None
+        if self.indexed and store.bits is None and store.params is not None and not any(self._before):
+            store.grow_index(len(self._pool.refs))  # nothing is coded yet: all keys are indexed as they come
         rows = [x.transpose(1, 2).flatten(0, 1) for x in (k, v)]  # copies only if B > 1 and T > 1
         if moves.tail_slots is not None:
             old = [x.flatten(0, 1) for x in (store.k_tail, store.v_tail)]

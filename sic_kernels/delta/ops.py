@@ -53,7 +53,8 @@ def encode(
     Raises ArgumentError for a slot outside the pages or a position outside the RoPE's tables, before anything is written; on a
     CUDA device only with SIC_CHECK=1, which reads them back: otherwise they are taken as right.
 
-    In place. On cpu and cuda nothing is allocated with `workspace`, and nothing synchronises. Every backend writes the same bits.
+    In place. On cpu and cuda nothing is allocated with `workspace`, and nothing synchronises. Every backend writes the same bits
+    (payloads of NaN apart).
     Source: the residual from the nearest template, rotated (QuIP#, Tseng et al. 2024) and rounded to Lloyd-Max levels.
     """
     sketch = (None,) * 3 if index is None else (index.bits, index.norm, index.params.centre)

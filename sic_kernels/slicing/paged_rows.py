@@ -278,8 +278,8 @@ class PagedRows(ABC):
         """Write T new tokens of every row and bring the index up to date.
 
         k `[B,Hkv,T,Dk]`, v `[B,Hkv,T,Dv]`; live bool `[B,T]`: False is padding, which takes no place in the cache
-        (keys carry their positions already). Every layer gets each step once, with the same `live`; the first one
-        allocates. A row's keys are indexed by the same launch.
+        (keys carry their positions already). Every layer gets each step once; the first one allocates, and its `live`
+        counts for all. A row's keys are indexed by the same launch.
         """
         self._check_append(layer, k, v, live)
         lengths = None if self._behind else list(self._lengths)
