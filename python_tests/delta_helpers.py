@@ -1,36 +1,20 @@
 """What the delta tests share: running an op on a backend, comparing with the definition."""
 
+import functools
+
 import pytest
 import torch
 from slicing_helpers import EVERY, NATIVE, by_case, thinned
 
-from sic_kernels.delta import reference
-from sic_kernels.delta.cases import map_tensors, preserve, written
-from sic_kernels.runtime import backends
-from sic_kernels.testing import Mirror, assert_close, assert_same_bits, device_of, guarded_like
+from sic_kernels import testing
+from sic_kernels.delta.cases import preserve, written
+from sic_kernels.testing import assert_close, assert_same_bits, guarded_like, map_tensors
 
 __all__ = ["by_case", "check_case", "every_backend", "native_backend", "run", "thinned"]
 
 every_backend = pytest.mark.parametrize("backend", EVERY)
 native_backend = pytest.mark.parametrize("backend", NATIVE)
-RESULTS = {"delta_encode": 0, "delta_decode": 2, "delta_attention": 2}
-
-
-def run(op, inputs, backend, outs=None):
-    """Call a delta op with its native inputs, in order, CPU tensors; what delta_encode writes is written here.
-
-    `ref` without outs is the definition itself.
-    """
-    if backend == "ref" and outs is None:
-        return getattr(reference, op)(*inputs)
-    given = (None,) * RESULTS[op] if outs is None else tuple(outs)
-    device = device_of(backend)
-    if device == "cpu":
-        return backends.call("delta", op, inputs, given, None, backend)
-    there = Mirror(device)
-    results = backends.call("delta", op, map_tensors(there, inputs), map_tensors(there, given), None, backend)
-    there.bring_back()
-    return tuple(r.cpu() if out is None else out for r, out in zip(results, given))
+run = functools.partial(testing.run, family="delta")
 
 
 def leaves(inputs):
@@ -51,7 +35,7 @@ def check_case(case, backend, inputs=None):
         changed = {x.data_ptr() for x in written(inputs)}
     else:
         outs = guarded_like(want)
-        run(case.op, inputs, backend, [g.tensor for g in outs])
+        run(case.op, inputs, backend, outs=[g.tensor for g in outs])
         for i, g in enumerate(outs):
             g.assert_guards(f"{case}: output {i}")
         compare(case, [g.tensor for g in outs], want)

@@ -15,7 +15,9 @@ from ._version import __version__
 
 if TYPE_CHECKING:  # what the table below resolves to, for type checkers and editors
     import sic_kernels.delta
+    import sic_kernels.head
     import sic_kernels.integrations
+    import sic_kernels.ragged
     import sic_kernels.slicing
 
     from .runtime import metrics as metrics
@@ -36,6 +38,8 @@ if TYPE_CHECKING:  # what the table below resolves to, for type checkers and edi
 _PUBLIC = {
     "slicing": (".slicing", ""),
     "delta": (".delta", ""),
+    "head": (".head", ""),
+    "ragged": (".ragged", ""),
     "integrations": (".integrations", ""),
     "backends": (".runtime.backends", "backends"),
     "metrics": (".runtime.metrics", ""),
@@ -59,9 +63,11 @@ __all__ = [
     "config",
     "delta",
     "gate",
+    "head",
     "integrations",
     "metrics",
     "probe_hardware",
+    "ragged",
     "slicing",
     "trace",
     "verify_determinism",

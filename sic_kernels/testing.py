@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -140,6 +140,8 @@ class Tolerance:
     lse: float
 
 
+EXACT = Tolerance(0.0, 0.0, 0.0)
+
 # Attention outputs by dtype of q, as peers test them (shared acceptance grid).
 TOLERANCE = {
     torch.float32: Tolerance(1e-5, 1e-5, 1e-5),
@@ -168,7 +170,7 @@ def reference(op: str, family: str = "slicing") -> Callable[..., tuple[Tensor, .
     return getattr(importlib.import_module(f".{family}.reference", __package__), op)
 
 
-# How many results each slicing op has: one `None` or output for each goes to the native op.
+# How many results each op has: one `None` or output for each goes to the native op.
 RESULTS = {
     "append_kv": 0,
     "key_sketch": 2,
@@ -183,6 +185,18 @@ RESULTS = {
     "merge_many": 2,
     "attend": 6,
     "select_slice": 3,
+    "delta_encode": 0,
+    "delta_decode": 2,
+    "delta_attention": 2,
+    "logits_stats": 9,
+    "lm_head_stats": 10,
+    "logits_part": 9,
+    "lm_head_part": 9,
+    "merge_stats": 9,
+    "probe": 1,
+    "termination_step": 2,
+    "pack": 1,
+    "unpack": 1,
 }
 
 
@@ -219,38 +233,94 @@ def device_of(backend: str) -> str:
     return "cuda" if backend in ("cuda", "triton") and torch.cuda.is_available() else "cpu"
 
 
+def map_tensors(function: Callable[[Tensor], Any], x: Any) -> Any:
+    """The nested tuples of an op's inputs with `function` of every tensor."""
+    if isinstance(x, (tuple, list)):
+        return tuple(map_tensors(function, part) for part in x)
+    return function(x) if isinstance(x, Tensor) else x
+
+
 def run(
-    op: str, inputs: Sequence[Any], backend: str, *, outs: Sequence[Tensor | None] | None = None, workspace=None
+    op: str,
+    inputs: Sequence[Any],
+    backend: str,
+    *,
+    outs: Sequence[Tensor | None] | None = None,
+    workspace=None,
+    family: str = "slicing",
 ) -> tuple[Tensor, ...]:
-    """Call a slicing op with its native inputs, in order.  `ref` without outs is the definition itself.
+    """Call an op with its native inputs, in order.  `ref` without outs is the definition itself.
 
     Tensors are the CPU's; for a backend of a GPU they go there and come back.
     """
     if backend == "ref" and outs is None:
-        return reference(op)(*inputs)
+        return reference(op, family)(*inputs)
     from .runtime import backends
 
     given = (None,) * RESULTS[op] if outs is None else tuple(outs)
     device = device_of(backend)
     if device == "cpu":
-        return backends.call("slicing", op, tuple(inputs), given, workspace, backend)
+        return backends.call(family, op, tuple(inputs), given, workspace, backend)
     there = Mirror(device)
     results = backends.call(
-        "slicing", op, tuple(map(there, inputs)), tuple(map(there, given)), there(workspace), backend
+        family, op, map_tensors(there, inputs), map_tensors(there, given), there(workspace), backend
     )
     there.bring_back()
     return tuple(r.cpu() if out is None else out for r, out in zip(results, given))
 
 
-def run_guarded(op: str, inputs: Sequence[Any], backend: str, like: Sequence[Tensor], *, skew: int = 0):
+def run_guarded(
+    op: str,
+    inputs: Sequence[Any],
+    backend: str,
+    like: Sequence[Tensor],
+    *,
+    skew: int = 0,
+    family: str = "slicing",
+):
     """Run into guarded outputs shaped as `like`; check guards and inputs; return the guarded outputs."""
     outs = guarded_like(like, skew=skew)
     before = copies(inputs)
-    run(op, inputs, backend, outs=[g.tensor for g in outs])
+    run(op, inputs, backend, outs=[g.tensor for g in outs], family=family)
     assert_unchanged(inputs, before)
     for i, g in enumerate(outs):
         g.assert_guards(f"{op}: output {i}")
     return outs
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+
+Build = Callable[[torch.Generator], tuple]
+SHORT_NAME = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "f8"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of one op.
+
+    shape: the sizes that matter, by name.  tolerance: of the first result against the reference (EXACT: bit for bit).
+    bytes_moved: what the op must read and write at least, for GB/s; 0 where nobody measures.
+    """
+
+    op: str
+    name: str
+    shape: Mapping[str, Any]
+    build: Build = field(repr=False, compare=False)
+    tolerance: Tolerance = EXACT
+    bytes_moved: int = 0
+    seed: int = 0
+    family: str = "slicing"
+
+    def inputs(self, seed: int | None = None) -> tuple:
+        """Fresh inputs; the same seed gives the same bits."""
+        return self.build(generator(self.seed if seed is None else seed))
+
+    def expected(self, inputs: tuple) -> tuple[Tensor, ...]:
+        """What the definition says."""
+        return reference(self.op, self.family)(*inputs)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 # --- paged caches ---------------------------------------------------------------------------------------------------

@@ -10,10 +10,13 @@
 namespace sic::bind {
 void bind_slicing(py::module_&);
 void bind_delta(py::module_&);
+void bind_head(py::module_&);
+void bind_ragged(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
 #else
 void bind_block_index(py::module_&);
+void bind_stop_matcher(py::module_&);
 #endif
 }  // namespace sic::bind
 
@@ -31,10 +34,13 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::register_errors();
   sic::bind::bind_slicing(m);
   sic::bind::bind_delta(m);
+  sic::bind::bind_head(m);
+  sic::bind::bind_ragged(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);
 #else
   sic::bind::bind_block_index(m);
+  sic::bind::bind_stop_matcher(m);
 #endif
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);

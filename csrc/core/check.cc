@@ -100,7 +100,7 @@ void Check::output(const char* arg, const TensorView& v, DTypeSet types,
 }
 
 void Check::apart(std::initializer_list<Output> outputs, std::initializer_list<const TensorView*> inputs) const {
-  constexpr size_t kMostOutputs = 8;
+  constexpr size_t kMostOutputs = 12;
   Extent extents[kMostOutputs];
   size_t known = 0;
   const auto compare = [&](const Extent& e, const char* whose) {

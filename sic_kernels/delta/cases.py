@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from .. import testing
 from ..slicing import cases as slicing_cases
 from ..slicing.reference_layout import visible
-from ..testing import Tolerance, generator, randn, random_selection
+from ..testing import EXACT, SHORT_NAME, Tolerance, generator, map_tensors, randn, random_selection
 from . import reference
 from .codec import Codec
 from .levels import BITS
@@ -30,7 +31,6 @@ Tensor = torch.Tensor
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOKEN, PAGE = slicing_cases.TOKEN, slicing_cases.PAGE
-EXACT = slicing_cases.EXACT
 SENTINEL = 123  # what pages hold before they are written
 POSITIONS = 4096  # of the ropes here
 RESIDUAL = 0.5  # standard deviation of rows around their templates
@@ -38,13 +38,6 @@ RESIDUAL = 0.5  # standard deviation of rows around their templates
 # Of attention against decode-then-attend (acceptance: 2e-3), plus one rounding of the output's type.
 # Tensor cores take keys rounded to half precision: what 16-bit queries lose by it grows with the logits.
 TOLERANCE = {F32: Tolerance(2e-3, 0.0, 2e-3), F16: Tolerance(4e-3, 1e-3, 2e-3), BF16: Tolerance(8e-3, 8e-3, 2e-3)}
-
-
-def map_tensors(function: Callable[[Tensor], Any], x: Any) -> Any:
-    """The nested tuples of an op's inputs with `function` of every tensor."""
-    if isinstance(x, (tuple, list)):
-        return tuple(map_tensors(function, part) for part in x)
-    return function(x) if isinstance(x, Tensor) else x
 
 
 def preserve(x: Tensor) -> Tensor:
@@ -58,7 +51,7 @@ def written(inputs: tuple) -> tuple[Tensor, ...]:
     return (*inputs[6], *(x for x in inputs[7:9] if x is not None))
 
 
-class Case(slicing_cases.Case):
+class Case(testing.Case):
     """One call of one delta op; delta_encode's results are the tensors that it writes to."""
 
     def expected(self, inputs: tuple) -> tuple[Tensor, ...]:
@@ -71,7 +64,7 @@ class Case(slicing_cases.Case):
 
 
 def _case(op: str, build: Callable[[torch.Generator], tuple], tolerance: Tolerance, shape: dict[str, Any]) -> Case:
-    words = [f"{k}{slicing_cases.SHORT_NAME.get(v, v)}" for k, v in shape.items() if v is not None]
+    words = [f"{k}{SHORT_NAME.get(v, v)}" for k, v in shape.items() if v is not None]
     return Case(op, "-".join(words), MappingProxyType(shape), build, tolerance)
 
 

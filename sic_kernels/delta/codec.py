@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
-from ..slicing.types import integer
 from .levels import BITS, DISTORTION
 from .reference_layout import TAG_BYTES, code_bytes
 from .rope import Rope

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import integer
 from ..runtime.arrays import as_torch
 from ..runtime.errors import ArgumentError
 from ..slicing.reference_sketch import tree_sum
-from ..slicing.types import integer
 from .templates import MAX_DIM, MAX_TEMPLATES, Templates, describe, halving_sum
 
 Tensor = torch.Tensor

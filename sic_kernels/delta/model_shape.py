@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
-from ..slicing.types import integer
 from .rope import Rope
 
 SAMPLED = 64  # elements of every parameter that make the digest

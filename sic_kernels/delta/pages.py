@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..runtime import native
+from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
 from ..runtime.log import describe
-from ..slicing.types import integer
 from .codec import Codec
 from .reference_layout import RAW_SCALE, TAG_BYTES, from_little_endian, little_endian
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import integer
 from ..runtime.arrays import as_torch
 from ..runtime.errors import ArgumentError
-from ..slicing.types import integer
 from .reference_rotation import ROPE_BLOCK, apply_rope, undo_rope
 
 Tensor = torch.Tensor

@@ -184,6 +184,13 @@ def workspace_bytes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     return 0
 
 
+def named_op(op: str, name: str, ops: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """ops[name]; `ArgumentError` with the names that there are."""
+    if not isinstance(name, str) or name not in ops:
+        raise ArgumentError.of(op, "op", repr(name), "|".join(ops))
+    return ops[name]
+
+
 def _wrong_kinds(family: str, op: str, inputs: tuple, native: Any) -> ArgumentError:
     """Names the inputs of a kind that the native function does not take; its own message says only that nothing fits.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..runtime import trace
+from ..runtime.arguments import instance, outputs
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import with_tokens, without_tokens
-from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult, instance, outputs
+from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult
 
 _DEFAULT: SlicePolicy | None = None
 _RESULTS = ("out", "lse", "indices", "counts", "omitted_mass", "status")

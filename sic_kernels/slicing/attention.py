@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import code_of, outputs
 from ..runtime.arrays import as_torch, has_negative_strides
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from .types import UNITS, Array, KeySketch, Selection, code_of, outputs
+from .types import UNITS, Array, KeySketch, Selection
 
 
 def selection_inputs(op: str, selection: Selection | None) -> tuple[Any, Any, int]:

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import code_of
 from ..runtime.errors import ArgumentError
 from .attention import append_kv
 from .index import key_sketch, page_summary
 from .paged_rows import LayerStore, PagedRows, count
-from .types import UNITS, SketchParams, code_of
+from .types import UNITS, SketchParams
 
 Tensor = torch.Tensor
 

@@ -8,53 +8,35 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ..testing import JUNK, TOLERANCE, PagedCache, Tolerance, generator, paged_cache, randn, random_selection
+from ..testing import (
+    EXACT,
+    JUNK,
+    SHORT_NAME,
+    TOLERANCE,
+    Build,
+    Case,
+    PagedCache,
+    Tolerance,
+    generator,
+    paged_cache,
+    randn,
+    random_selection,
+)
 from . import reference
 from .reference_layout import visible
 
 Tensor = torch.Tensor
-Build = Callable[[torch.Generator], tuple]
 
 TOKEN, PAGE = 0, 1  # unit
 MAX, SOFTMAX = 0, 1  # pool
-EXACT = Tolerance(0.0, 0.0, 0.0)
-SHORT_NAME = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "f8"}
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call of one op.
-
-    shape: the sizes that matter, by name.  tolerance: of the first result against the reference (EXACT: bit for bit).
-    bytes_moved: what the op must read and write at least, for GB/s; 0 where nobody measures.
-    """
-
-    op: str
-    name: str
-    shape: Mapping[str, Any]
-    build: Build = field(repr=False, compare=False)
-    tolerance: Tolerance = EXACT
-    bytes_moved: int = 0
-    seed: int = 0
-
-    def inputs(self, seed: int | None = None) -> tuple:
-        """Fresh inputs; the same seed gives the same bits."""
-        return self.build(generator(self.seed if seed is None else seed))
-
-    def expected(self, inputs: tuple) -> tuple[Tensor, ...]:
-        """What the definition says."""
-        return getattr(reference, self.op)(*inputs)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def _case(op: str, build: Build, *, tolerance: Tolerance = EXACT, bytes_moved: int = 0, **shape: Any) -> Case:

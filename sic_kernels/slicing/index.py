@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from ..runtime.arguments import instance
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from .types import Array, KeySketch, SketchParams, instance
+from .types import Array, KeySketch, SketchParams
 
 
 def calibrate(samples: Array) -> SketchParams:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from ..runtime import native
+from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
 from .index import calibrate
-from .types import KeySketch, SketchParams, integer
+from .types import KeySketch, SketchParams
 
 Tensor = torch.Tensor
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numbers
 
 from ..runtime import config
+from ..runtime.arguments import code_of, instance, integer, outputs
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import selection_inputs, with_tokens, without_tokens
-from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit, code_of, instance, integer, outputs
+from .types import POOLS, UNITS, Array, KeySketch, Pool, Selection, Unit
 
 
 def check_head_size(op: str, q: Array, sketch: KeySketch) -> None:

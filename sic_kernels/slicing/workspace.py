@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runtime import backends
-from ..runtime.errors import ArgumentError
 from .attend import attend
 from .attention import append_kv, gather, merge_many, merge_states, sliced_attention
 from .index import key_sketch, page_summary
@@ -27,6 +26,4 @@ def workspace_bytes(op: str, *args: Any, **kwargs: Any) -> int:
     The arguments are checked and nothing runs. The answer depends on shapes, `max_seq_len` and the policy, never on values:
     one workspace serves every step of a captured graph. 0 where the backend keeps its own scratch (see the package docstring).
     """
-    if op not in _OPS:
-        raise ArgumentError.of("workspace_bytes", "op", repr(op), "|".join(_OPS))
-    return backends.workspace_bytes(_OPS[op], *args, **kwargs)
+    return backends.workspace_bytes(backends.named_op("workspace_bytes", op, _OPS), *args, **kwargs)

@@ -1,0 +1,31 @@
+"""What the model is sure of, and when it is done: statistics of its logits in one pass, probes, rules, stop strings.
+
+    stats = sic.head.lm_head_stats(hidden, weight, k=8, watch_ids=eos_ids)
+    stats.entropy, stats.topk_ids, stats.watch_logprobs
+
+Conventions of every op (shapes: B rows, V ids, D hidden size, k listed ids, W watched ids):
+
+* Arrays are torch tensors or anything with DLPack or `__cuda_array_interface__`; results have the kind of the first one.
+* With `out=` and `workspace=` (`workspace_bytes` of u8, 256-byte aligned on CUDA) an op neither allocates nor synchronises and
+  can be captured in a CUDA graph.
+* Results are bitwise equal from run to run, for any thread count and any batch a row is in.
+* `ArgumentError` (one format) before anything is read or written.
+"""
+
+from .stats import lm_head_stats, logits_stats, merge_stats, partial_stats, probe
+from .types import Probe, StatsPart, Status, TokenStats
+
+__all__ = [
+    "Probe",
+    "StatsPart",
+    "Status",
+    "TokenStats",
+    "lm_head_stats",
+    "logits_stats",
+    "merge_stats",
+    "partial_stats",
+    "probe",
+    "workspace_bytes",
+]
+
+from .workspace import workspace_bytes

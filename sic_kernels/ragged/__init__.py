@@ -1,0 +1,1 @@
+"""Batches of different lengths without padding."""
