@@ -1,0 +1,90 @@
+"""What padding costs on real texts: all rows as long as the longest, in buckets, and not padded at all.
+
+Documents of mixed lengths are drawn into batches as requests would arrive, in no order of length. Every batch is planned in
+each way; tokens are added up over all batches. Nothing is computed but lengths.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import ragged
+from ..models import texts
+
+SIZES = (16, 64)  # sequences of a batch
+LONGEST = 4096  # tokens of a document: the rest is cut, as a server cuts
+BATCHES = 500  # of each kind and size
+PLAYS = 4
+MIXED = "all kinds alike"
+WAYS = ("padded", "bucketed", "ragged")
+
+
+def documents() -> dict[str, list[str]]:
+    """Kind -> texts that are on the machine: Python's help one by one, functions of a module, scenes and speeches of plays."""
+    kinds = {
+        "help texts": texts.topics(),
+        "functions": re.split(r"\n(?=def |class |    def )", texts.text("python:_pydecimal")),
+        "scenes": [],
+        "speeches": [],
+    }
+    for name in [name for name in texts.text_names() if not name.startswith("python")][:PLAYS]:
+        play = texts.text(name)
+        kinds["scenes"] += re.split(r"\n(?=#+ )", play)
+        kinds["speeches"] += re.split(r"\n\n(?=\*\*)", play)
+    stripped = {kind: [text.strip() for text in found if text.strip()] for kind, found in kinds.items()}
+    return {kind: found for kind, found in stripped.items() if found}
+
+
+def measure(count_tokens: Callable[[Sequence[str]], list[int]], documents: dict[str, list[str]]) -> dict[str, Any]:
+    """Tokens computed in each way, for batches of each kind of document and of all kinds with the same chance."""
+    lengths = {kind: [min(n, LONGEST) for n in count_tokens(found)] for kind, found in documents.items()}
+    kinds = {**{kind: [found] for kind, found in lengths.items()}, MIXED: list(lengths.values())}
+    rows = [_row(kind, pools, size) for kind, pools in kinds.items() for size in SIZES]
+    return {"documents": sum(map(len, lengths.values())), "longest": LONGEST, "batches": BATCHES, "rows": rows}
+
+
+def _row(kind: str, pools: list[list[int]], size: int) -> dict[str, Any]:
+    """All batches of one size; each sequence from one of the pools."""
+    drawn, computed = random.Random(size), dict.fromkeys(WAYS, 0)
+    tokens, segments = 0, 0
+    for _ in range(BATCHES):
+        batch = [drawn.choice(drawn.choice(pools)) for _ in range(size)]
+        plans = {"bucketed": ragged.plan(batch), "ragged": ragged.plan(batch, None)}
+        tokens += sum(batch)
+        segments += len(plans["bucketed"])
+        computed["padded"] += size * max(batch)
+        for way, plan in plans.items():
+            computed[way] += plan.computed
+    wasted = {way: total - tokens for way, total in computed.items()}
+    median = sorted(n for pool in pools for n in pool)[sum(map(len, pools)) // 2]
+    return {
+        "kind": kind, "batch": size, "tokens": tokens, "median_length": median, "segments": segments / BATCHES,
+        "computed": computed, "wasted": wasted, "efficiency": {way: tokens / computed[way] for way in WAYS},
+        "less_waste": {way: 1 - wasted[way] / wasted["padded"] for way in WAYS},
+    }  # fmt: skip
+
+
+HEADER = (
+    "documents", "median tokens", "sequences", "segments", "efficiency: padded", "bucketed", "ragged", "waste: bucketed",
+    "ragged",
+)  # fmt: skip
+
+
+def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table as text; waste against that of padding to the longest."""
+    return [
+        (row["kind"], str(row["median_length"]), str(row["batch"]), f"{row['segments']:.1f}",
+         *(f"{row['efficiency'][way]:.1%}" for way in WAYS),
+         *(f"{-row['less_waste'][way]:+.0%}" for way in ("bucketed", "ragged")))
+        for row in result["rows"]
+    ]  # fmt: skip
+
+
+def title(result: dict[str, Any]) -> str:
+    return (
+        f"{result['documents']} documents in tokens of {result['tokenizer']}, {result['longest']} at most; "
+        f"{result['batches']} random batches in each line"
+    )
