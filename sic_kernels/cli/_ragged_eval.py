@@ -63,7 +63,7 @@ def _row(kind: str, pools: list[list[int]], size: int) -> dict[str, Any]:
     return {
         "kind": kind, "batch": size, "tokens": tokens, "median_length": median, "segments": segments / BATCHES,
         "computed": computed, "wasted": wasted, "efficiency": {way: tokens / computed[way] for way in WAYS},
-        "less_waste": {way: 1 - wasted[way] / wasted["padded"] for way in WAYS},
+        "less_waste": {way: 1 - wasted[way] / wasted["padded"] if wasted["padded"] else None for way in WAYS},
     }  # fmt: skip
 
 
@@ -78,9 +78,13 @@ def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
         (row["kind"], str(row["median_length"]), str(row["batch"]), f"{row['segments']:.1f}",
          *(f"{row['efficiency'][way]:.1%}" for way in WAYS),
-         *(f"{-row['less_waste'][way]:+.0%}" for way in ("bucketed", "ragged")))
+         *(_less(row["less_waste"][way]) for way in ("bucketed", "ragged")))
         for row in result["rows"]
     ]  # fmt: skip
+
+
+def _less(share: float | None) -> str:
+    return "" if share is None else f"{-share:+.0%}"
 
 
 def title(result: dict[str, Any]) -> str:

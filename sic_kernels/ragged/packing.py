@@ -63,7 +63,7 @@ def unpack(
 
 def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
     """Cumulative lengths on the rows' device, and the number of packed rows where it is known."""
-    shape = getattr(padded, "shape", ())
+    shape: Any = getattr(padded, "shape", ())
     if len(shape) < 2:  # the native layer says what is wrong with it
         return lengths, None
     B = int(shape[0])
@@ -110,7 +110,7 @@ def _bits(packed: Array, fill: Any) -> int:
         right = right and (abs(fill) <= torch.finfo(dtype).max or math.isnan(fill) or value.double().item() == fill)
     else:
         limits = torch.iinfo(dtype if dtype != torch.bool else torch.uint8)
-        right = isinstance(fill, numbers.Integral) and limits.min <= fill <= limits.max
+        right = isinstance(fill, numbers.Integral) and limits.min <= int(fill) <= limits.max
         value = torch.tensor(int(fill) if right else 0, dtype=dtype)
     if not right:
         raise ArgumentError.of("unpack", "fill", repr(fill), f"a number that {str(dtype).removeprefix('torch.')} has")

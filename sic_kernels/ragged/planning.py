@@ -178,7 +178,7 @@ def _ratio(tokens: int, computed: int) -> float | None:
 
 def _bounds(buckets: Any) -> list[int]:
     ascending = isinstance(buckets, (list, tuple)) and len(buckets) > 0
-    ascending = ascending and all(isinstance(b, numbers.Integral) and b > 0 for b in buckets)
+    ascending = ascending and all(isinstance(b, numbers.Integral) and int(b) > 0 for b in buckets)
     if not ascending or any(a >= b for a, b in itertools.pairwise(buckets)):
         raise ArgumentError.of("plan", "buckets", repr(buckets), "ascending numbers of tokens, or None")
     return [int(b) for b in buckets]
@@ -189,7 +189,7 @@ def _slacks(slack: Any, bounds: list[int]) -> list[int]:
     several = isinstance(slack, (list, tuple))
     each = list(slack) if several else [slack] * len(bounds)
     kind = numbers.Integral if several else numbers.Real
-    right = len(each) == len(bounds) and all(isinstance(s, kind) and math.isfinite(s) and s >= 0 for s in each)
+    right = len(each) == len(bounds) and all(isinstance(s, kind) and math.isfinite(s) and float(s) >= 0 for s in each)
     if not right:
         raise ArgumentError.of(
             "plan", "slack", repr(slack), f"a share, tokens, or tokens for each of {len(bounds)} buckets"

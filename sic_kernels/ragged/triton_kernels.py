@@ -94,7 +94,7 @@ def _rows(packed: torch.Tensor) -> torch.Tensor:
 def _words(padded: torch.Tensor, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Both as the widest integers, up to 8 bytes, that all of their rows are whole numbers of; and the bytes of an element."""
     item = padded.element_size()
-    marks = [padded.shape[-1] * item, padded.data_ptr(), packed.data_ptr()]
+    marks: list[Any] = [padded.shape[-1] * item, padded.data_ptr(), packed.data_ptr()]
     marks += [stride * item for x in (padded, packed) for stride in x.stride()[:-1]]
     marks += [x.storage_offset() * item for x in (padded, packed)]
     size = next(n for n in (8, 4, 2, 1) if all(mark % n == 0 for mark in marks))
