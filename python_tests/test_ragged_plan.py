@@ -173,6 +173,7 @@ def test_properties_of_batches(lengths, budget, max_rows, padded):
 WRONG = {
     "plan: lengths: got -1 at [1], expected integers, 0 or more": lambda: ragged.plan([1, -1]),
     "plan: lengths: got 1.5 at [0], expected integers, 0 or more": lambda: ragged.plan([1.5]),
+    f"plan: lengths: got {1 << 64} at [1], expected integers, 0 or more": lambda: ragged.plan([1, 1 << 64]),
     "plan: lengths: got True at [0], expected integers, 0 or more": lambda: ragged.plan([True]),
     "plan: lengths: got float32[2], expected integers, one for each sequence": lambda: ragged.plan(torch.zeros(2)),
     "plan: lengths: got int64[1,2], expected": lambda: ragged.plan(torch.zeros(1, 2, dtype=torch.int64)),

@@ -19,7 +19,8 @@ LONGEST = 4096  # tokens of a document: the rest is cut, as a server cuts
 BATCHES = 500  # of each kind and size
 PLAYS = 4
 MIXED = "all kinds alike"
-WAYS = ("padded", "bucketed", "ragged")
+DOUBLING = tuple(32 << i for i in range(7))  # buckets of 32 to 2048 tokens
+WAYS = ("padded", "bucketed", "doubling", "ragged")
 
 
 def documents() -> dict[str, list[str]]:
@@ -49,36 +50,38 @@ def measure(count_tokens: Callable[[Sequence[str]], list[int]], documents: dict[
 def _row(kind: str, pools: list[list[int]], size: int) -> dict[str, Any]:
     """All batches of one size; each sequence from one of the pools."""
     drawn, computed = random.Random(size), dict.fromkeys(WAYS, 0)
-    tokens, segments = 0, 0
+    tokens, segments = 0, dict.fromkeys(WAYS[1:], 0.0)
     for _ in range(BATCHES):
         batch = [drawn.choice(drawn.choice(pools)) for _ in range(size)]
-        plans = {"bucketed": ragged.plan(batch), "ragged": ragged.plan(batch, None)}
+        plans = {
+            "bucketed": ragged.plan(batch), "doubling": ragged.plan(batch, DOUBLING), "ragged": ragged.plan(batch, None),
+        }  # fmt: skip
         tokens += sum(batch)
-        segments += len(plans["bucketed"])
         computed["padded"] += size * max(batch)
         for way, plan in plans.items():
             computed[way] += plan.computed
+            segments[way] += len(plan) / BATCHES
     wasted = {way: total - tokens for way, total in computed.items()}
     median = sorted(n for pool in pools for n in pool)[sum(map(len, pools)) // 2]
     return {
-        "kind": kind, "batch": size, "tokens": tokens, "median_length": median, "segments": segments / BATCHES,
+        "kind": kind, "batch": size, "tokens": tokens, "median_length": median, "segments": segments,
         "computed": computed, "wasted": wasted, "efficiency": {way: tokens / computed[way] for way in WAYS},
         "less_waste": {way: 1 - wasted[way] / wasted["padded"] if wasted["padded"] else None for way in WAYS},
     }  # fmt: skip
 
 
 HEADER = (
-    "documents", "median tokens", "sequences", "segments", "efficiency: padded", "bucketed", "ragged", "waste: bucketed",
-    "ragged",
+    "documents", "median tokens", "sequences", "efficiency: padded", "bucketed", "doubling", "ragged",
+    "waste: bucketed", "doubling", "segments: bucketed", "doubling",
 )  # fmt: skip
 
 
 def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """The table as text; waste against that of padding to the longest."""
     return [
-        (row["kind"], str(row["median_length"]), str(row["batch"]), f"{row['segments']:.1f}",
+        (row["kind"], str(row["median_length"]), str(row["batch"]),
          *(f"{row['efficiency'][way]:.1%}" for way in WAYS),
-         *(_less(row["less_waste"][way]) for way in ("bucketed", "ragged")))
+         *(_less(row["less_waste"][way]) for way in WAYS[1:3]), *(f"{row['segments'][way]:.1f}" for way in WAYS[1:3]))
         for row in result["rows"]
     ]  # fmt: skip
 

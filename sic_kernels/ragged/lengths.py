@@ -25,13 +25,13 @@ def integers(op: str, arg: str, values: Lengths) -> list[int]:
     """
     if hasattr(values, "dtype"):
         values = as_torch(values)
-        if not isinstance(values, torch.Tensor) or values.ndim != 1 or not _integral(values.dtype):
+        if not isinstance(values, torch.Tensor) or values.ndim != 1 or not integral(values.dtype):
             raise ArgumentError.of(op, arg, described(values), "integers, one for each sequence")
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise ArgumentError.of(op, arg, type(values).__name__, "a list or an array of integers")
     for i, n in enumerate(values):
-        if not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < 0:
+        if not isinstance(n, numbers.Integral) or isinstance(n, bool) or int(n) >> 63:
             raise ArgumentError.of(op, arg, f"{n!r} at [{i}]", "integers, 0 or more")
     return [int(n) for n in values]
 
@@ -68,5 +68,6 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
-def _integral(dtype: torch.dtype) -> bool:
+def integral(dtype: torch.dtype) -> bool:
+    """Whether numbers of that type can be lengths."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)

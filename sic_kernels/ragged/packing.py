@@ -12,7 +12,7 @@ from ..runtime.arguments import integer
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from .lengths import Array, Lengths, bounds_of, checked_lengths, described, integers
+from .lengths import Array, Lengths, bounds_of, checked_lengths, described, integers, integral
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -21,8 +21,8 @@ def pack(padded: Array, lengths: Lengths, *, out: Array | None = None, backend: 
     """The tokens of all sequences behind each other, without their padding: [N,...].
 
     padded: [B,S,...]; a token's row contiguous, rows and sequences anywhere (a slice of a larger array, a broadcast one).
-    lengths: B of them, or B + 1 cumulative ones (`cu_seqlens`); a list, or an i32|i64 array.  Cumulative lengths on the rows'
-    device are used as they are; all else is added up first, in memory of its own.
+    lengths: B of them, a list or an array of integers; or B + 1 cumulative ones (`cu_seqlens`), a list or an i32|i64 array on the
+    rows' device, which is used as it is.  All else is made into one first, in memory of its own.
     out: [N or more,...]; rows behind the last token are not touched.
 
     Sequence b is the rows cu_seqlens[b] up to cu_seqlens[b + 1].  Raises ArgumentError for a length above S.
@@ -78,7 +78,7 @@ def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
             -1
         ]
     here = as_torch(lengths)
-    if isinstance(here, torch.Tensor) and here.device.type != "cpu":
+    if isinstance(here, torch.Tensor) and here.device.type != "cpu" and integral(here.dtype):
         return torch.nn.functional.pad(here.cumsum(0, dtype=torch.int64), (1, 0)), None
     sizes = checked_lengths("pack", lengths)
     for row, size in enumerate(sizes):
