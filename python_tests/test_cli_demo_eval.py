@@ -196,6 +196,8 @@ def test_padding_of_real_documents(monkeypatch, capsys):
         assert row["wasted"]["ragged"] == 0 <= row["wasted"]["bucketed"] <= row["wasted"]["padded"]
     assert main(["eval", "ragged"]) == 0
     assert "waste: bucketed" in capsys.readouterr().out
+    assert main(["eval", "ragged", "--fast", "--scored", "5"]) == 1
+    assert "eval ragged: options: got fast, scored, expected --model and --json only" in capsys.readouterr().err
 
 
 class Llama:

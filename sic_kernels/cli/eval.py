@@ -60,11 +60,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+# Options that have no meaning for padding, and their defaults.
+_UNUSED_BY_RAGGED = {"texts": None, "ratios": None, "templates": None, "threads": None, "fast": False, "context": 6144,
+                     "scored": 2048, "skip": 1000, "needles": 12}  # fmt: skip
+
+
 def _run_ragged(args: argparse.Namespace) -> int:
     """Padding on real texts; see `_ragged_eval` for the method."""
     from .. import models
     from . import _ragged_eval
 
+    given = [name for name, default in _UNUSED_BY_RAGGED.items() if getattr(args, name) != default]
+    if given:
+        raise ArgumentError.of("eval ragged", "options", ", ".join(given), "--model and --json only")
     tokenizer = models.load_tokenizer(args.model)
     name = args.model or "SmolLM2-135M"
     result = _ragged_eval.measure(
