@@ -85,6 +85,9 @@ def test_targets():
     assert [t.words(t.measure(row)) for t in (faster, read, ns)] == ["12.0x P1", "85% of read", "0.70 ns"]
     assert bench_report.Target("speedup", 1.8, "P2").words(1.78) == "1.78x P2"
     assert bench_report.Target("speedup", 2, "P2").measure(row) is None
+    copy = bench_report.Target("copy", 0.7)
+    assert (copy.measure({"copy_share": 0.75}), copy.reached(0.75), copy.reached(0.65)) == (0.75, True, False)
+    assert (copy.words(), copy.words(0.75)) == (">= 70% of copy", "75% of copy")
 
 
 def test_times():

@@ -17,7 +17,8 @@ pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 
 import tiny_model
 
-from sic_kernels.cli import _delta_eval, _llama_cpp, main
+import sic_kernels.models
+from sic_kernels.cli import _delta_eval, _llama_cpp, _ragged_eval, main
 from sic_kernels.delta import ModelTemplates
 
 
@@ -157,6 +158,46 @@ def test_eval_delta(folder, templates, capsys):
     assert result["templates"]["count"] == 8
     assert main([*argv, "--threads", "1"]) == 0
     assert "KL / peer's" in capsys.readouterr().out
+
+
+def test_padding_of_documents_by_hand(monkeypatch):
+    """Two kinds: 100 words each, or 1000. All rows of a kind are alike, so only the mixed batches pad."""
+    monkeypatch.setattr(_ragged_eval, "BATCHES", 20)
+    kinds = {"short": ["a " * 100] * 3, "long": ["a " * 1000] * 3}
+    result = _ragged_eval.measure(lambda found: [len(text.split()) for text in found], kinds)
+    rows = {(row["kind"], row["batch"]): row for row in result["rows"]}
+    assert len(rows) == 3 * len(_ragged_eval.SIZES)
+    for size in _ragged_eval.SIZES:
+        alike, mixed = rows["long", size], rows[_ragged_eval.MIXED, size]
+        assert alike["tokens"] == alike["computed"]["padded"] == 20 * size * 1000
+        assert alike["less_waste"]["bucketed"] is None  # nothing is wasted that could be less
+        assert (alike["segments"]["bucketed"], mixed["segments"]["bucketed"]) == pytest.approx((1, 2))
+        assert mixed["computed"]["padded"] == 20 * size * 1000
+        assert mixed["wasted"] == {
+            "padded": 20 * size * 1000 - mixed["tokens"],
+            "bucketed": 0,
+            "doubling": 0,
+            "ragged": 0,
+        }
+        assert mixed["less_waste"] == {"padded": 0, "bucketed": 1, "doubling": 1, "ragged": 1}
+    assert "6 documents in tokens of t" in _ragged_eval.title({"tokenizer": "t", **result})
+    assert [line[0] for line in _ragged_eval.lines(result)] == [kind for kind, _ in rows]
+
+
+def test_padding_of_real_documents(monkeypatch, capsys):
+    """The command itself, with a tokenizer of words."""
+    monkeypatch.setattr(_ragged_eval, "BATCHES", 5)
+    words = lambda texts: types.SimpleNamespace(input_ids=[text.split() for text in texts])
+    monkeypatch.setattr(sic_kernels.models, "load_tokenizer", lambda source: words)
+    assert main(["eval", "ragged", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {"help texts", "functions", _ragged_eval.MIXED} <= {row["kind"] for row in result["rows"]}
+    for row in result["rows"]:
+        assert row["wasted"]["ragged"] == 0 <= row["wasted"]["bucketed"] <= row["wasted"]["padded"]
+    assert main(["eval", "ragged"]) == 0
+    assert "waste: bucketed" in capsys.readouterr().out
+    assert main(["eval", "ragged", "--fast", "--scored", "5"]) == 1
+    assert "eval ragged: options: got fast, scored, expected --model and --json only" in capsys.readouterr().err
 
 
 class Llama:

@@ -44,6 +44,18 @@ def test_every_operation_and_status_is_explained():
         assert f"| {code} | `{name}` |" in text
 
 
+def test_every_function_of_ragged_is_explained_and_its_example_runs():
+    text = page("ragged.md")
+    assert [
+        name for name in sic.ragged.__all__ if name.islower() and f"`{name}" not in text and f".{name}(" not in text
+    ] == []
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    assert names["again"].shape == names["padded"].shape
+    assert names["packed"].shape == (2370, 576)
+    assert names["cu_seqlens"].tolist() == [0, 700, 730, 1830, 2370]
+
+
 def test_every_command_is_listed():
     assert {f"python -m sic_kernels {name}" for name in COMMANDS} <= set(
         re.findall(r"python -m sic_kernels [\w-]+", page("index.md"))

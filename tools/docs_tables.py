@@ -7,6 +7,8 @@
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
     python tools/docs_tables.py delta eval.json          docs/delta.md from `python -m sic_kernels eval delta --json`
     python tools/docs_tables.py delta-speed bench.json   docs/delta.md from `python -m sic_kernels bench --family delta --json`
+    python tools/docs_tables.py ragged eval.json         docs/ragged.md from `python -m sic_kernels eval ragged --json`
+    python tools/docs_tables.py ragged-speed bench.json  docs/ragged.md from `python -m sic_kernels bench --family ragged --json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
     python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`
@@ -23,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
     "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
-    "readme": "../README.md",
+    "readme": "../README.md", "ragged": "ragged.md", "ragged-speed": "ragged.md",
 }  # fmt: skip
 
 
@@ -145,31 +147,47 @@ def _quality_line(row):
             _number(row, "omitted_estimate", ".3f"), _number(row, "omitted_coverage", ".1%"))  # fmt: skip
 
 
+def ragged(result):
+    """Padding on real texts."""
+    from sic_kernels.cli._ragged_eval import HEADER, lines, title
+
+    return f"{title(result)}.\n\n" + table(HEADER, lines(result))
+
+
 def predict():
-    """For each GPU of the model: microseconds of every op at every shape, and the ratios."""
-    from sic_kernels.cli.bench import FAMILIES, prediction
+    """For each GPU of the model and each family: microseconds of every op at every shape, and the ratios."""
+    from sic_kernels.cli.bench import FAMILIES
     from sic_kernels.runtime.roofline import DEVICES
 
-    parts = []
-    for gpu, device in DEVICES.items():
-        report = prediction(list(FAMILIES.values()), gpu)
-        shapes = list(dict.fromkeys(r["shape"] for r in report["rows"]))
-        heads = {
-            r["shape"]: f"{r['length'] // 1024}K" + (f", B={r['B']}" if r["B"] > 1 else "") for r in report["rows"]
-        }
-        lines = []
-        for name in dict.fromkeys(r["name"] for r in report["rows"]):
-            mine = {r["shape"]: r for r in report["rows"] if r["name"] == name}
-            lines.append((name, *(f"{1e6 * mine[s]['predicted_seconds']:.0f} us" for s in shapes),
-                          " / ".join(str(n) for n in sorted({len(r["launches"]) for r in mine.values()}))))  # fmt: skip
-        for slow, fast in dict.fromkeys((r["slow"], r["fast"]) for r in report["ratios"]):
-            mine = {
-                r["shape"]: r["predicted_ratio"] for r in report["ratios"] if (r["slow"], r["fast"]) == (slow, fast)
-            }
-            lines.append((f"{slow} / {fast}", *(f"{mine[s]:.1f}x" for s in shapes), ""))
-        header = (f"predicted for {device.name}", *(heads[s] for s in shapes), "launches")
-        parts += ["", table(header, lines)]
-    return "\n".join(parts[1:])
+    tables = [
+        _predicted(families, gpu, device.name) for gpu, device in DEVICES.items() for families in _alike(FAMILIES)
+    ]
+    return "\n\n".join(tables)
+
+
+def _alike(families):
+    """The families in groups of the same shapes: each a table."""
+    groups = {}
+    for family in families.values():
+        groups.setdefault(family.shapes, []).append(family)
+    return groups.values()
+
+
+def _predicted(families, gpu, device):
+    from sic_kernels.cli.bench import prediction
+
+    report = prediction(families, gpu)
+    shapes = list(dict.fromkeys(r["shape"] for r in report["rows"]))
+    heads = {r["shape"]: f"{r['length'] // 1024}K" + (f", B={r['B']}" if r["B"] > 1 else "") for r in report["rows"]}
+    lines = []
+    for name in dict.fromkeys(r["name"] for r in report["rows"]):
+        mine = {r["shape"]: r for r in report["rows"] if r["name"] == name}
+        lines.append((name, *(f"{1e6 * mine[s]['predicted_seconds']:.0f} us" for s in shapes),
+                      " / ".join(str(n) for n in sorted({len(r["launches"]) for r in mine.values()}))))  # fmt: skip
+    for slow, fast in dict.fromkeys((r["slow"], r["fast"]) for r in report["ratios"]):
+        mine = {r["shape"]: r["predicted_ratio"] for r in report["ratios"] if (r["slow"], r["fast"]) == (slow, fast)}
+        lines.append((f"{slow} / {fast}", *(f"{mine[s]:.1f}x" for s in shapes), ""))
+    return table((f"predicted for {device}", *(heads[s] for s in shapes), "launches"), lines)
 
 
 def gpu(report):
@@ -219,6 +237,7 @@ def main(arguments):
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
         "gpu": gpu, "triton": triton, "readme": readme, "delta-speed": speed,
+        "ragged": ragged, "ragged-speed": speed,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))

@@ -78,4 +78,7 @@ RULES = (
     Rule(r"attention_codes<.*>", ANY, ("LDG.128", "HMMA")),
     Rule(r"attention_coded_rows<\d, 4, \w+>", ANY, ("LDG.128",)),
     Rule(r"attention_coded_rows<.*>", HOLDS_384, ("LDG.128",)),
+    # rows between padded and packed
+    Rule(r"(un)?pack_rows_kernel<uint4, \w+>", HOLDS_1024, ("LDG.128", "STG.128")),
+    Rule(r"(un)?pack_rows_kernel<.*>", HOLDS_1024),
 )

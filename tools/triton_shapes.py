@@ -9,6 +9,7 @@ import torch
 
 from sic_kernels.delta import triton_kernels as delta_ops
 from sic_kernels.delta.reference_layout import TAG_BYTES, code_bytes
+from sic_kernels.ragged import triton_kernels as ragged_ops
 from sic_kernels.slicing import triton_kernels as ops
 
 B, T, H, G, D, PAGE, LENGTH = 2, 1, 8, 4, 128, 16, 4096
@@ -113,4 +114,13 @@ def delta_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"delta_attention, {name}", lambda args=args: delta_ops.delta_attention(*args)
 
 
-FAMILIES = {"slicing": slicing_calls, "delta": delta_calls}
+def ragged_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(op, a call of its launcher)"""
+    bounds = empty(B + 1, dtype=I32)
+    for name, row, dtype in (("wide rows", 1024, BF16), ("odd rows", 3, torch.float16), ("numbers", 1, torch.int64)):
+        padded, packed = empty(B, LENGTH, row, dtype=dtype), empty(B * LENGTH, row, dtype=dtype)
+        yield f"pack, {name}", lambda x=padded, y=packed: ragged_ops.pack(x, bounds, None, outs=(y,))
+        yield f"unpack, {name}", lambda x=padded, y=packed: ragged_ops.unpack(y, bounds, LENGTH, 0, outs=(x,))
+
+
+FAMILIES = {"slicing": slicing_calls, "delta": delta_calls, "ragged": ragged_calls}

@@ -5,6 +5,7 @@
 // looks up the places of 64 rows at once; then each thread keeps four 16-byte loads in flight.
 #include <algorithm>
 
+#include "core/words.cuh"
 #include "slicing/device_views.cuh"
 #include "slicing/validate.h"
 
@@ -102,23 +103,6 @@ struct CopyParams {
   int64_t to_stride[2];
   PageSplit words[2];  // of a row
 };
-
-template <class Word>
-__device__ __forceinline__ Word load_word(const char* p) {
-  if constexpr (sizeof(Word) == 16) {
-    return load16(p);
-  } else {
-    return *reinterpret_cast<const Word*>(p);
-  }
-}
-template <class Word>
-__device__ __forceinline__ void store_word(char* p, Word w) {
-  if constexpr (sizeof(Word) == 16) {
-    store16(p, w);
-  } else {
-    *reinterpret_cast<Word*>(p) = w;
-  }
-}
 
 // n rows whose places are known, to `to` on.
 template <class Word>
@@ -226,11 +210,7 @@ void gather(const slicing::GatherArgs& a, const Exec& exec) {
   launch(list_starts_kernel, blocks, dim3(kThreads), 0, exec.stream, lists, totals, a.indptr.as<int64_t>());
   const int access = std::min(
       {row_access_bytes(a.kv.k_cache), row_access_bytes(a.kv.v_cache), row_access_bytes(a.k), row_access_bytes(a.v)});
-  if (access == 16) return launch_copy<uint4>(a, lists, exec.stream);
-  if (access == 8) return launch_copy<uint2>(a, lists, exec.stream);
-  if (access == 4) return launch_copy<uint32_t>(a, lists, exec.stream);
-  if (access == 2) return launch_copy<uint16_t>(a, lists, exec.stream);
-  launch_copy<uint8_t>(a, lists, exec.stream);
+  with_word(access, [&](auto word) { launch_copy<decltype(word)>(a, lists, exec.stream); });
 }
 
 }  // namespace sic::gpu

@@ -1,4 +1,5 @@
-"""`python -m sic_kernels eval slicing|delta`: what reading a slice of the cache, or coding it, costs in quality."""
+"""`python -m sic_kernels eval slicing|delta|ragged`: what reading a slice of the cache, or coding it, costs in quality; what
+padding costs in tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ DEFAULT_TEXTS = ("hamlet", "python-topics", "python:_pydecimal")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("method", choices=["slicing", "delta"], help="what to measure")
+    parser.add_argument("method", choices=["slicing", "delta", "ragged"],
+                        help="what to measure; ragged takes --model and --json only")  # fmt: skip
     add_model_arguments(parser, "tokens in all, the scored ones last")
     parser.add_argument("--text", dest="texts", action="append",
                         help=f"may be given several times (default: {', '.join(DEFAULT_TEXTS)})")  # fmt: skip
@@ -43,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for package in ("transformers", "rich"):
         require(package, "the evaluation")
+    if args.method == "ragged":
+        return _run_ragged(args)
     if args.fast:
         args.scored, args.needles = min(args.scored, 512), 0
     if args.scored >= args.context:
@@ -53,6 +57,41 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=1))
     else:
         (_print_tables if slicing else _print_delta)(result)
+    return 0
+
+
+# Options that have no meaning for padding, and their defaults.
+_UNUSED_BY_RAGGED = {"texts": None, "ratios": None, "templates": None, "threads": None, "fast": False, "context": 6144,
+                     "scored": 2048, "skip": 1000, "needles": 12}  # fmt: skip
+
+
+def _run_ragged(args: argparse.Namespace) -> int:
+    """Padding on real texts; see `_ragged_eval` for the method."""
+    from .. import models
+    from . import _ragged_eval
+
+    given = [name for name, default in _UNUSED_BY_RAGGED.items() if getattr(args, name) != default]
+    if given:
+        raise ArgumentError.of("eval ragged", "options", ", ".join(given), "--model and --json only")
+    tokenizer = models.load_tokenizer(args.model)
+    name = args.model or "SmolLM2-135M"
+    result = _ragged_eval.measure(
+        lambda found: [len(ids) for ids in tokenizer(list(found)).input_ids], _ragged_eval.documents()
+    )
+    result = {"tokenizer": name, **result}
+    if args.json:
+        print(json.dumps(result, indent=1))
+        return 0
+    from rich.table import Table
+
+    from ._run import wide_console
+
+    table = Table(title=_ragged_eval.title(result))
+    for column in _ragged_eval.HEADER:
+        table.add_column(column, justify="right")
+    for line in _ragged_eval.lines(result):
+        table.add_row(*line)
+    wide_console().print(table)
     return 0
 
 

@@ -7,8 +7,8 @@
 What is absent is named in a `MissingExtra`, with the command that installs it.
 """
 
-from .language_model import LanguageModel, MissingExtra, load
+from .language_model import LanguageModel, MissingExtra, load, load_tokenizer
 from .own_text import own_text
 from .texts import needle_cases, text, text_names
 
-__all__ = ["LanguageModel", "MissingExtra", "load", "needle_cases", "own_text", "text", "text_names"]
+__all__ = ["LanguageModel", "MissingExtra", "load", "load_tokenizer", "needle_cases", "own_text", "text", "text_names"]

@@ -66,23 +66,38 @@ def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
     """
     for package in ("transformers", "accelerate"):
         require(package, "a language model")
-    folder, gguf = _locate(source)
-    if gguf is not None:
-        require("gguf", "a GGUF file")
+    folder, gguf, options = _files(source)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"local_files_only": True}
-    if gguf is not None:
-        options["gguf_file"] = gguf
+    tokenizer = load_tokenizer(source)
+    with _quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    file = None if gguf is None else Path(folder, gguf)
+    return LanguageModel(model.eval(), tokenizer, file.stem if file else Path(folder).name, file)
+
+
+def load_tokenizer(source: str | os.PathLike[str] | None = None) -> Any:
+    """Only the tokenizer of the model that `load` would load."""
+    require("transformers", "a tokenizer")
+    folder, _, options = _files(source)
+    from transformers import AutoTokenizer
+
     with _quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = 1 << 30  # long texts are the point: no warning about them
-    file = None if gguf is None else Path(folder, gguf)
-    return LanguageModel(model.eval(), tokenizer, file.stem if file else Path(folder).name, file)
+    return tokenizer
+
+
+def _files(source: str | os.PathLike[str] | None) -> tuple[str, str | None, dict[str, Any]]:
+    """Folder, name of the GGUF file in it or None, what transformers must be told."""
+    folder, gguf = _locate(source)
+    if gguf is None:
+        return folder, None, {"local_files_only": True}
+    require("gguf", "a GGUF file")
+    return folder, gguf, {"local_files_only": True, "gguf_file": gguf}
 
 
 def _locate(source: str | os.PathLike[str] | None) -> tuple[str, str | None]:

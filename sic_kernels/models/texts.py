@@ -29,9 +29,7 @@ def text(name: str) -> str:
     of a standard-library module; otherwise the path of a UTF-8 file.
     """
     if name == DOCUMENTATION:
-        from pydoc_data.topics import topics
-
-        return "\n\n".join(topics[key] for key in sorted(topics))
+        return "\n\n".join(topics())
     if name.startswith("python:"):
         spec = importlib.util.find_spec(name.removeprefix("python:"))
         if spec is None or not spec.origin or not spec.origin.endswith(".py"):
@@ -45,6 +43,13 @@ def text(name: str) -> str:
         if name in plays:
             return plays[name].read_text(encoding="utf-8")
     raise ArgumentError.of("text", "name", repr(name), f"a file or one of {', '.join(text_names())}, python:MODULE")
+
+
+def topics() -> list[str]:
+    """Python's help texts, one by one, by name."""
+    from pydoc_data.topics import topics as by_name
+
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _plays() -> dict[str, Path]:

@@ -32,7 +32,9 @@ class Shape(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What an op must reach at the main shape. kind: "speedup" over a peer, "read" (share of the bandwidth), "ns" (per unit)."""
+    """What an op must reach at the main shape.
+
+    kind: "speedup" over a peer, "read" or "copy" (share of that bandwidth), "ns" (per unit)."""
 
     kind: str
     bound: float
@@ -42,16 +44,16 @@ class Target:
         """The value to hold against the bound; None where it was not measured."""
         if self.kind == "speedup":
             return row["speedup"].get(self.peer)
-        return row["read_share"] if self.kind == "read" else row["ns"]
+        return row["ns"] if self.kind == "ns" else row[f"{self.kind}_share"]
 
     def reached(self, value: float) -> bool:
         return value <= self.bound if self.kind == "ns" else value >= self.bound
 
     def words(self, value: float | None = None) -> str:
         """The target, or a value written as the target is."""
-        text = {"speedup": "{}x " + self.peer, "read": "{} of read", "ns": "{} ns"}[self.kind]
+        text = {"speedup": "{}x " + self.peer, "read": "{} of read", "copy": "{} of copy", "ns": "{} ns"}[self.kind]
         x = self.bound if value is None else value
-        if self.kind == "read":
+        if self.kind in ("read", "copy"):
             number = f"{x:.0%}"
         else:
             number = f"{x:g}" if value is None else f"{x:.2f}" if x < 10 else f"{x:.1f}"

@@ -224,8 +224,8 @@ register("sic_cache_hit_drift_ratio", "CHD: change of the hit rate between two w
          "absolute change of the hit rate", "hit rate of the old window", kind="gauge")
 register("sic_token_efficiency_ratio", "TER: share of computed tokens that were useful.",
          "useful tokens", "tokens computed, with padding and discarded drafts")
-register("sic_padding_efficiency_ratio", "Share of the tokens in a packed batch that are not padding.",
-         "real tokens", "tokens in the batch")
+register("sic_padding_efficiency_ratio", "Share of the tokens computed for a batch that are not padding.",
+         "useful tokens", "tokens computed, padding included")
 register("sic_delta_lost_raw_ratio", "Rows that were to be kept raw and were coded, for want of room.",
          "rows without room", "rows coded", kind="gauge")
 register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one.",

@@ -1,0 +1,14 @@
+"""Ragged: pack and unpack against torch, at the shapes of the published table."""
+
+from __future__ import annotations
+
+import pytest
+
+from sic_kernels.ragged import benches
+
+FAMILY = benches.FAMILY
+
+
+@pytest.mark.parametrize("name", benches.NAMES)
+def bench_op(name, shape, inputs, run):
+    run(benches.build(name, inputs), inputs.sets)
