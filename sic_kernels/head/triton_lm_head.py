@@ -1,7 +1,7 @@
 """lm_head_stats and lm_head_part in Triton: products of tiles, and what a tile of logits says, without writing it.
 
 A tile is always 16 rows by a fixed number of columns and channels are added in their order, so a row's bits depend neither on
-the batch nor on its place in it. Tiles of rows that need the same weights run one after the other: weights are read once.
+the batch nor on its place in it. Tiles of rows that need the same weights run together: those come from memory once.
 """
 
 from __future__ import annotations
@@ -79,20 +79,8 @@ def lm_head_stats(
 
 
 def lm_head_part(
-    hidden,
-    weight,
-    temperature,
-    bias,
-    softcap,
-    valid_vocab,
-    mask_bits,
-    k,
-    watch_ids,
-    target_ids,
-    vocab_start,
-    *,
-    outs=None,
-) -> tuple[torch.Tensor, ...]:
+    hidden, weight, temperature, bias, softcap, valid_vocab, mask_bits, k, watch_ids, target_ids, vocab_start, *, outs=None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """`logits_part` of hidden . weight."""
     options = (temperature, bias, softcap, valid_vocab, mask_bits, k, watch_ids, target_ids, vocab_start)
     return _on_hidden(hidden, weight, options, outs, True)
