@@ -23,7 +23,7 @@ from .triton_tiles import (
 )
 
 TILES = 64  # partial results that are added at a time
-CHUNK = 1024  # keys that are looked at together
+CHUNK = 512  # keys that are looked at together
 
 
 @device
@@ -136,11 +136,12 @@ def store_stats(
     tl.store(out_status + row, status.to(tl.uint8))
     top = tl.where(bad, 0.0, top).to(tl.float64)
     s = tl.where(bad, 1.0, s)
-    log_s, mean = tl.log(s), t / s
+    inverse_s = 1.0 / s  # one division: each is a call, and registers live across it spill
+    log_s, mean = tl.log(s), t * inverse_s
     nan = float("nan")
     tl.store(lse + row, tl.where(bad, nan, top * inverse + log_s).to(tl.float32))
     tl.store(entropy + row, tl.where(bad, nan, tl.maximum(log_s - mean, 0.0)).to(tl.float32))
-    tl.store(varentropy + row, tl.where(bad, nan, tl.maximum(u / s - mean * mean, 0.0)).to(tl.float32))
+    tl.store(varentropy + row, tl.where(bad, nan, tl.maximum(u * inverse_s - mean * mean, 0.0)).to(tl.float32))
     slot = tl.arange(0, K)[None, :]
     first = tl.where(slot == 0, 0, -1)
     ids = tl.where(bad, first, tl.where(z > -INF, ids, -1))
