@@ -26,7 +26,7 @@ def test_compiled_kernels(tmp_path):
         "lm_head_kernel",
         "stats_kernel",
         "part_kernel",
-        "merge_kernel",
+        "merge_stats_kernel",
         "probe_kernel",
     }
     for row in rows:

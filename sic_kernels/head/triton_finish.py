@@ -186,7 +186,7 @@ def greatest_of_parts(into, n, step, at, mask, zero):
 
 
 @triton.jit
-def merge_kernel(
+def merge_stats_kernel(
     m, s, t, u, top_ids, top, watch, target, status, temperature, temperature_step, n, B, k, W,
     lse, entropy, varentropy, argmax, topk_ids, topk_logprobs, watch_logprobs, target_logprob, out_status,
     K: tl.constexpr, WATCHED: tl.constexpr, TARGETED: tl.constexpr, TEMPERATURE: tl.constexpr,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..runtime.triton_common import kind, power, raw, scale_args, to_f32
-from .triton_finish import finish, merge_kernel, packed, result_outs, unpack
+from .triton_finish import finish, merge_stats_kernel, packed, result_outs, unpack
 from .triton_tiles import store_tile, wanted
 
 COLUMNS = 2048  # of a tile
@@ -70,7 +70,7 @@ def merge_stats(m, s, t, u, top_ids, top, watch, target, status, temperature, *,
     parts = (x.contiguous() for x in (m, s, t, u, top_ids, top, watch, target, status))
     *value, mode = scale_args(temperature)
     into = packed(outs)
-    merge_kernel[(B,)](
+    merge_stats_kernel[(B,)](
         *parts, *value, n, B, k, W, *into, K=power(k), WATCHED=power(W) if W else 0, TARGETED=targets > 0, TEMPERATURE=mode,
     )  # fmt: skip
     return unpack(into, outs)
