@@ -7,13 +7,16 @@ import torch
 from head_helpers import by_case, check_case, compare, every_backend, native_backend, run, stats_of, thinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_slicing_determinism import instruction_set
 
 from sic_kernels import head
 from sic_kernels.head import cases
+from sic_kernels.runtime.native import module
 from sic_kernels.testing import assert_close, assert_same_bits, generator, randn
 
 INF, NAN = math.inf, math.nan
 GRID = list(cases.logits_grid())
+LM_HEAD_GRID = list(cases.lm_head_grid())
 
 
 def stats(backend, rows, dtype=torch.float32, **options):
@@ -297,9 +300,17 @@ def test_a_row_does_not_depend_on_its_batch(backend):
             assert_same_bits(got, want[rows] if len(want) else want)
 
 
-def test_threads_do_not_matter():
-    from sic_kernels.runtime.native import module
+@pytest.mark.parametrize("isa", ["plain", "avx2", "neon"])
+def test_other_instruction_sets(isa):
+    """The whole grids on the instruction sets that the other tests do not run on."""
+    if isa not in module().supported_isas():
+        pytest.skip(f"this machine has no {isa}: it has {', '.join(module().supported_isas())}")
+    with instruction_set(isa):
+        for case in (*GRID[::5], *GRID[-3:], *LM_HEAD_GRID[::2], *cases.part_grid(), *cases.probe_grid()):
+            check_case(case, "cpu")
 
+
+def test_threads_do_not_matter():
     x = randn(generator(12), 3, 100_003) * 2
     results = []
     try:

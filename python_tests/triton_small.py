@@ -18,7 +18,7 @@ import triton.runtime.interpreter as interpreter
 
 EXAMPLES = 4  # of each fuzz test
 BACKEND = "triton"
-OWN = ("triton_only.py", "triton_delta.py")  # files that are all about Triton
+OWN = ("triton_only.py", "triton_delta.py", "triton_head.py")  # files that are all about Triton
 
 # Test -> why the interpreter does not run it.
 TOO_LONG = {

@@ -9,11 +9,13 @@ import torch
 
 from sic_kernels.delta import triton_kernels as delta_ops
 from sic_kernels.delta.reference_layout import TAG_BYTES, code_bytes
+from sic_kernels.head import triton_kernels as head_ops
 from sic_kernels.ragged import triton_kernels as ragged_ops
 from sic_kernels.slicing import triton_kernels as ops
 
 B, T, H, G, D, PAGE, LENGTH = 2, 1, 8, 4, 128, 16, 4096
 PAGES = LENGTH // PAGE
+HEAD_B, VOCABULARY, HIDDEN = 32, 128256, 4096
 BF16, F32, I32, U8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
 POLICY = (0.12, 0.35, None, 16, 32, 0.5, 1, 0.1, False, 16, 0, None)
 
@@ -123,4 +125,35 @@ def ragged_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"unpack, {name}", lambda x=padded, y=packed: ragged_ops.unpack(y, bounds, LENGTH, 0, outs=(x,))
 
 
-FAMILIES = {"slicing": slicing_calls, "delta": delta_calls, "ragged": ragged_calls}
+def logits_options(V: int, k: int, every: bool = False) -> tuple:
+    """What follows the logits; every option or none."""
+    if not every:
+        return (None, None, None, None, None, k, None, None, 0)
+    watch, target = empty(4, dtype=I32), empty(HEAD_B, dtype=torch.int64)
+    mask = empty(HEAD_B, -(-V // 32), dtype=I32)
+    return (empty(HEAD_B, dtype=F32), empty(V, dtype=F32), 30.0, V - 7, mask, k, watch, target, 0)
+
+
+def head_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(op, a call of its launcher)"""
+    probe, no_probe = (empty(16, HIDDEN), empty(1, 16, dtype=F32), empty(1, dtype=F32), 0, 0), (None, None, None, 0, 0)
+    for dtype, k in ((F32, 0), (BF16, 8), (BF16, 64)):
+        options, name = logits_options(VOCABULARY, k, k > 0), f"{dtype}, k {k}"
+        x = empty(HEAD_B, VOCABULARY, dtype=dtype)
+        yield f"logits_stats, {name}", lambda x=x, o=options: head_ops.logits_stats(x, *o)
+        hidden, weight = empty(HEAD_B, HIDDEN, dtype=dtype), empty(VOCABULARY, HIDDEN, dtype=dtype)
+        inputs = (hidden, weight, *options, probe if k == 8 else no_probe)
+        yield f"lm_head_stats, {name}", lambda inputs=inputs: head_ops.lm_head_stats(*inputs)
+    shard = logits_options(VOCABULARY // 4, 8, True)
+    yield "logits_part", lambda: head_ops.logits_part(empty(HEAD_B, VOCABULARY // 4), *shard)
+    odd = empty(HEAD_B, 77), empty(1001, 77, dtype=torch.float16)
+    yield "lm_head_part, odd sizes", lambda: head_ops.lm_head_part(*odd, *logits_options(1001, 5, True))
+    parts = [empty(4, HEAD_B, dtype=F32), *(empty(4, HEAD_B, dtype=torch.float64) for _ in range(3))]
+    parts += [empty(4, HEAD_B, 8, dtype=torch.int64), empty(4, HEAD_B, 8, dtype=F32)]
+    parts += [empty(4, HEAD_B, 4, dtype=F32), empty(4, HEAD_B, dtype=F32), empty(4, HEAD_B, dtype=U8)]
+    yield "merge_stats", lambda: head_ops.merge_stats(*parts, empty(HEAD_B, dtype=F32))
+    wide = (empty(64, HIDDEN), empty(16, 64, dtype=F32), empty(16, dtype=F32), 1, 1)
+    yield "probe", lambda: head_ops.probe(empty(HEAD_B, HIDDEN), *wide)
+
+
+FAMILIES = {"slicing": slicing_calls, "delta": delta_calls, "ragged": ragged_calls, "head": head_calls}

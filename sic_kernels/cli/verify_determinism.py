@@ -190,6 +190,7 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
         "merge_many": lambda: tuple(slicing.merge_many(p.outs, p.lses, **forced)),
         "attend": attend,
         **_coded_operations(p, batch, forced),
+        **_head_operations(batch, forced),
     }
 
 
@@ -228,6 +229,25 @@ def _coded_operations(p: SimpleNamespace, batch: int, forced: dict[str, Any]) ->
         "decode": lambda: tuple(delta.decode(*coded, **forced)),
         "delta_attention": lambda: tuple(delta.delta_attention(p.q, *coded, **forced)),
         "delta_attention, sliced": lambda: tuple(delta.delta_attention(p.q, *coded, p.chosen, **forced)),
+    }
+
+
+def _head_operations(batch: int, forced: dict[str, Any]) -> dict[str, Callable[[], tuple]]:
+    """Statistics of logits, a vocabulary as long as several segments."""
+    import torch
+
+    from .. import head
+
+    gen = torch.Generator().manual_seed(2)
+    hidden = torch.randn(max(BATCHES), 192, generator=gen).to(torch.bfloat16)[:batch]
+    weight = torch.randn(5000, 192, generator=gen).to(torch.bfloat16)
+    logits = 3 * torch.randn(max(BATCHES), 70_000, generator=gen)[:batch]
+    of_probe = torch.randn(16, 192, generator=gen).to(torch.bfloat16), torch.randn(16, generator=gen)
+    return {
+        "logits_stats": lambda: tuple(head.logits_stats(logits, k=8, **forced)[:7]),
+        "lm_head_stats": lambda: tuple(head.lm_head_stats(hidden, weight, k=8, **forced)[:7]),
+        "merge_stats": lambda: tuple(head.merge_stats([head.partial_stats(logits, k=8)], **forced)[:7]),
+        "probe": lambda: (head.probe(hidden, *of_probe, **forced),),
     }
 
 

@@ -17,7 +17,6 @@ from .triton_common import (
     cdiv,
     device,
     from_f32,
-    head_scale,
     kind,
     larger,
     largest,
@@ -25,6 +24,7 @@ from .triton_common import (
     power,
     raw,
     scale_args,
+    scale_at,
     scaled,
     table_args,
     to_f32,
@@ -153,7 +153,7 @@ def stored_rows(x, scale, scale_head, h, KIND: tl.constexpr, CACHE: tl.constexpr
     if CACHE == F8:
         numbers = to_f32(x, KIND)
         if SCALE != 0:
-            numbers = tl.div_rn(numbers, tl.zeros_like(numbers) + head_scale(scale, scale_head, h, SCALE))
+            numbers = tl.div_rn(numbers, tl.zeros_like(numbers) + scale_at(scale, scale_head, h, SCALE))
         return from_f32(numbers, F8)
     else:
         return x

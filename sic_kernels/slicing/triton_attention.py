@@ -21,7 +21,6 @@ from .triton_common import (
     cdiv,
     device,
     from_f32,
-    head_scale,
     kind,
     larger,
     largest,
@@ -32,6 +31,7 @@ from .triton_common import (
     product_kind,
     raw,
     scale_args,
+    scale_at,
     softmax_scale,
     table_args,
     to_f32,
@@ -153,7 +153,7 @@ def attention_kernel(
     x = operand(x, QKIND, DOT)
     factor = tl.zeros((), tl.float32) + scale
     if K_SCALE != 0:
-        factor = factor * head_scale(k_scale, k_scale_head, h, K_SCALE)
+        factor = factor * scale_at(k_scale, k_scale_head, h, K_SCALE)
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     l = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BDV), tl.float32)
@@ -217,7 +217,7 @@ def combine_kernel(
         l = l + tl.exp2((sink - base) * LOG2E)
     result = acc / tl.where(empty, 1.0, l)
     if V_SCALE != 0:
-        result = result * head_scale(v_scale, v_scale_head, hq // G, V_SCALE)
+        result = result * scale_at(v_scale, v_scale_head, hq // G, V_SCALE)
     result = tl.where(empty, 0.0, result)
     tl.store(out + b * o_b + t * o_t + hq * o_h + jv, from_f32(result, OUT), mask=jv < DV)
     tl.store(lse + b * l_b + t * l_t + hq * l_h, tl.where(empty, -INF, base + tl.log(tl.where(empty, 1.0, l))))
