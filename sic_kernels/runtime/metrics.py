@@ -220,6 +220,8 @@ register("sic_redundancy_elimination_ratio", "RER: time saved per token over the
          "seconds before minus seconds after", "seconds before", kind="gauge")
 register("sic_termination_accuracy_ratio", "TA: share of stops that were at a complete answer.",
          "stops at a complete answer", "stops")
+register("sic_stop_reason_ratio", "Share of stops that had a reason among theirs.",
+         "stops for the reason", "stops", label="reason")
 register("sic_cache_hit_drift_ratio", "CHD: change of the hit rate between two windows over the old rate.",
          "absolute change of the hit rate", "hit rate of the old window", kind="gauge")
 register("sic_token_efficiency_ratio", "TER: share of computed tokens that were useful.",
