@@ -24,7 +24,7 @@ enum Reason : uint8_t {
   kStatsStatus = 64,
 };
 
-// The score is held against min(max_threshold, threshold + slope_per_1k * input_len / 1000).
+// The score is held against min(max_threshold, threshold + slope_per_1k / 1000 * input_len).
 struct TerminationRule {
   double threshold = 0.92, slope_per_1k = 0.01, max_threshold = 0.99;
   double hysteresis = 0;  // a streak once begun goes on down to the threshold minus this

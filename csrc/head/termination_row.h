@@ -10,7 +10,7 @@
 
 namespace sic::head {
 
-// Where the tensors of a call lie. Vectors are contiguous, as the checks demand.
+// Where the tensors of a call lie (vectors are contiguous, as the checks demand), and a quotient that kernels need.
 struct TerminationRows {
   const void* tokens;
   const float *score, *entropy;     // null: not given
@@ -21,6 +21,7 @@ struct TerminationRows {
   int64_t recent_row, capacity;
   uint8_t *state_reason, *done, *reason;
   bool wide_tokens;
+  double slope_per_token;
 };
 
 inline TerminationRows rows_of(const TerminationArgs& a) {
@@ -39,12 +40,22 @@ inline TerminationRows rows_of(const TerminationArgs& a) {
           s.reason.as<uint8_t>(),
           a.done.as<uint8_t>(),
           a.reason.as<uint8_t>(),
-          a.tokens.dtype == DType::i64};
+          a.tokens.dtype == DType::i64,
+          a.rule.slope_per_1k / 1000.0};
+}
+
+// Rounded by itself: nvcc would fuse it with the sum.
+SIC_ROW double product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
 }
 
 // Computed in double and then compared as float: the score 0.93f does not exceed the threshold 0.93.
-SIC_ROW bool keeps_streak(const TerminationRule& rule, float score, int32_t input_len, bool begun) {
-  const double risen = rule.threshold + rule.slope_per_1k * input_len / 1000.0;
+SIC_ROW bool keeps_streak(const TerminationRule& rule, double rise, float score, bool begun) {
+  const double risen = rule.threshold + rise;
   const double bar = risen < rule.max_threshold ? risen : rule.max_threshold;
   return begun ? score >= static_cast<float>(bar - rule.hysteresis) : score > static_cast<float>(bar);
 }
@@ -75,7 +86,7 @@ SIC_ROW void termination_row(const TerminationRule& rule, const TerminationRows&
     int32_t streak = r.streak[b];
     if (r.score) {
       const float score = r.score[b];
-      const bool kept = keeps_streak(rule, score, r.input_lens[b], streak > 0);
+      const bool kept = keeps_streak(rule, product(r.slope_per_token, r.input_lens[b]), score, streak > 0);
       streak = !kept ? 0 : streak < rule.patience ? streak + 1 : streak;
       r.streak[b] = streak;
       said |= score != score ? kScoreNan : 0;
@@ -83,7 +94,7 @@ SIC_ROW void termination_row(const TerminationRule& rule, const TerminationRows&
     stops |= streak >= rule.patience ? kScore : 0;
 
     float* recent = r.recent + b * r.recent_row;
-    const int64_t newest = before % r.capacity;
+    const int64_t newest = (before & 0x7fffffff) % r.capacity;  // inside, whatever the caller's state says
     recent[newest] = r.entropy ? r.entropy[b] : __builtin_nanf("");
     said |= r.status && r.status[b] ? kStatsStatus : 0;
     if (rule.plateau_window > 0 && on_plateau(rule, recent, r.capacity, newest)) stops |= kPlateau;

@@ -18,8 +18,8 @@ def _f32(x: float) -> float:
 
 
 def threshold_at(input_len: int, threshold: float, slope_per_1k: float, max_threshold: float) -> float:
-    """min(max_threshold, threshold + slope_per_1k * input_len / 1000), in float64."""
-    return min(max_threshold, threshold + slope_per_1k * input_len / 1000.0)
+    """min(max_threshold, threshold + slope_per_1k / 1000 * input_len), in float64."""
+    return min(max_threshold, threshold + slope_per_1k / 1000 * input_len)
 
 
 def termination_step(

@@ -43,7 +43,7 @@ class TerminationRule:
     """When to stop.  Every condition is off unless it is given, but the score's, which needs a score.
 
     threshold, slope_per_1k, max_threshold: a score counts as above if it is greater than
-    min(max_threshold, threshold + slope_per_1k * input_len / 1000), continuous in the length of the prompt; the limit keeps it
+    min(max_threshold, threshold + slope_per_1k / 1000 * input_len), continuous in the length of the prompt; the limit keeps it
     below 1 for prompts of any length.
     patience: steps in a row that must be above.  hysteresis: a streak, once begun, goes on while the score is at least the
     threshold minus this.  A step without a score (None) leaves the streak as it is; a NaN ends it.
@@ -82,7 +82,7 @@ class TerminationRule:
 
     def threshold_at(self, input_len: int) -> float:
         """What the score must exceed after a prompt of so many tokens."""
-        return min(self.max_threshold, self.threshold + self.slope_per_1k * input_len / 1000)
+        return min(self.max_threshold, self.threshold + self.slope_per_1k / 1000 * input_len)
 
     def inputs(self) -> tuple:
         """In the order of the native op."""

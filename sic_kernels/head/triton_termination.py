@@ -49,7 +49,7 @@ def step_kernel(
     if HAS_SCORE:
         x = tl.load(score + b, mask=live, other=0.0)
         tokens_in = tl.load(input_lens + b, mask=live, other=0).to(tl.float64)
-        risen = as_f64(threshold) + as_f64(slope) * tokens_in / 1000.0
+        risen = as_f64(threshold) + as_f64(slope) * tokens_in
         limit = as_f64(most)
         bar = tl.where(risen < limit, risen, limit)
         low = (bar - as_f64(hysteresis)).to(tl.float32)
@@ -60,7 +60,7 @@ def step_kernel(
     stops = tl.where(run >= patience, stops | _SCORE, stops)
 
     row = recent + b.to(tl.int64) * recent_row
-    newest = before % capacity
+    newest = (before & 0x7FFFFFFF) % capacity  # inside, whatever the caller's state says
     h = tl.full((ROWS,), float("nan"), tl.float32)
     if HAS_STATS:
         h = tl.load(entropy + b, mask=live, other=0.0)
@@ -95,7 +95,7 @@ def termination_step(
         outs = (torch.empty(B, dtype=torch.bool, device=tokens.device), torch.empty_like(state_reason))
     done, reason = outs
     given = (None if matched is None else matched.view(torch.uint8), input_lens, generated, streak, recent)
-    numbers = (_bits(x) for x in (threshold, slope_per_1k, max_threshold, hysteresis, plateau_width))
+    numbers = (_bits(x) for x in (threshold, slope_per_1k / 1000, max_threshold, hysteresis, plateau_width))
     if B:
         step_kernel[(-(-B // ROWS),)](
             tokens, score, entropy, status, *given, recent.stride(0), recent.shape[1], state_reason,
