@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_helpers import every_backend, native_backend
+from triton_process import check_passed, interpreter, needs_triton
 
 import sic_kernels as sic
 from sic_kernels.head import Reason, TerminationRule, TerminationState, TokenStats, record_stops, termination_step
@@ -258,6 +259,17 @@ def test_on_a_gpu():
     state = TerminationState.allocate(2, device="cuda")
     done, _ = termination_step(TerminationRule(eos_ids=[2]), state, None, None, torch.tensor([2, 3], device="cuda"))
     assert done.tolist() == [True, False]
+
+
+@needs_triton
+@pytest.mark.slow
+def test_triton():
+    """All of the above on Triton's interpreter."""
+    process = interpreter(["test_head_termination.py"])
+    try:
+        check_passed(process, 19)
+    finally:
+        process.kill()
 
 
 # --- the public function --------------------------------------------------------------------------------------------
