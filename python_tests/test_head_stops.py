@@ -255,7 +255,7 @@ def test_no_stops_and_wrong_ones():
     assert (rule.eos_ids, matcher.stops) == ((), [])
     with pytest.raises(sic.ArgumentError, match="StopMatcher: stops: got an empty one"):
         stop_rule([""], Tokenizer())
-    with pytest.raises(sic.ArgumentError, match="StopMatcher: stops: got str"):
+    with pytest.raises(sic.ArgumentError, match="stop_rule: stops: got str"):
         stop_rule("END", Tokenizer())
     with pytest.raises(sic.ArgumentError, match="stop_rule: tokenizer: got int"):
         stop_rule(["END"], 3)

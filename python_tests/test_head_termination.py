@@ -218,6 +218,21 @@ def test_fuzz(seed, B, window, backend):
     check_steps(backend, seed, B, 12, window)
 
 
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512", "neon"])
+def test_instruction_sets(isa):
+    from sic_kernels.runtime import native
+
+    module = native.module()
+    if isa not in module.supported_isas():
+        pytest.skip(f"this processor has no {isa}")
+    before = module.isa()
+    module.force_isa(isa)
+    try:
+        check_steps("cpu", 7, 9, 8, 3)
+    finally:
+        module.force_isa(before)
+
+
 @native_backend
 def test_a_row_does_not_depend_on_its_batch(backend):
     gen = generator(1)
