@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sic_kernels as sic
 from sic_kernels.head import ConfidenceRing, verify_budget
@@ -70,13 +71,23 @@ def test_a_ring_keeps_its_memory():
     assert memory == (ring.confidence.data_ptr(), ring.count.data_ptr())
 
 
-def test_nothing_depends_on_a_number_of_the_host():
-    """All of a step runs on tensors without values, so it cannot wait for one."""
-    ring = ConfidenceRing(2, device="meta")
-    ring.push(torch.empty(2, device="meta"))
-    assert ring.read().shape == (2,)
-    assert ring.as_key_bias(torch.empty(2, dtype=torch.int64, device="meta"), 9).shape == (2, 9)
-    assert verify_budget(torch.empty(2, 4, device="meta")).shape == (2,)
+class Reads(TorchDispatchMode):
+    """Refuses to read a value, which would wait for a device and cannot be captured."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function is not torch.ops.aten._local_scalar_dense.default, "a value was read"
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_reads_no_value():
+    ring, lens = ConfidenceRing(2), torch.tensor([1, 2])
+    with Reads():
+        ring.push(torch.rand(2))
+        ring.read()
+        ring.as_key_bias(lens, 9)
+        verify_budget(torch.rand(2, 4))
+        with pytest.raises(AssertionError, match="a value was read"):
+            ring.count[0].item()
 
 
 # --- the bias -------------------------------------------------------------------------------------------------------

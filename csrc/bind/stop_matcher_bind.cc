@@ -43,7 +43,7 @@ PyObject* bytes_of(const StopMatcher::Safe& safe) {
 }
 
 // What may be emitted. Whether a row is matched and how much of it is to be cut go to bool [B] and i64 [B]. Between the
-// first row and the last no Python code runs: the step is taken for all rows or for none.
+// first row and the last no Python code runs, so other threads and finalizers see a step as a whole.
 py::list feed(StopMatcher& matcher, py::handle chunks, py::handle matched, py::handle trim) {
   Args in("StopMatcher.feed", py::none());
   const TensorView is_matched = in.out("matched", matched), cut = in.out("trim", trim);
