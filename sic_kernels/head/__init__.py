@@ -12,19 +12,32 @@ Conventions of every op (shapes: B rows, V ids, D hidden size, k listed ids, W w
 * `ArgumentError` (one format) before anything is read or written.
 """
 
+from .confidence import ConfidenceRing, verify_budget
 from .stats import lm_head_stats, logits_stats, merge_stats, partial_stats, probe
+from .stops import StopMatcher, StopStep
+from .termination import Reason, TerminationRule, TerminationState, record_stops, stop_rule, termination_step
 from .types import Probe, StatsPart, Status, TokenStats
 
 __all__ = [
+    "ConfidenceRing",
     "Probe",
+    "Reason",
     "StatsPart",
     "Status",
+    "StopMatcher",
+    "StopStep",
+    "TerminationRule",
+    "TerminationState",
     "TokenStats",
     "lm_head_stats",
     "logits_stats",
     "merge_stats",
     "partial_stats",
     "probe",
+    "record_stops",
+    "stop_rule",
+    "termination_step",
+    "verify_budget",
     "workspace_bytes",
 ]
 

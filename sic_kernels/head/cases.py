@@ -124,7 +124,7 @@ def lm_head_case(B: int, D: int, V: int, dtype: torch.dtype, **extra: Any) -> Ca
         given = all_extras(gen, B, V) if extra.get("extras") else {"k": 4, **extra}
         if given.get("bias") is True:
             given["bias"] = randn(gen, V)
-        of_probe = NO_PROBE
+        of_probe: tuple = NO_PROBE
         if extra.get("extras"):
             of_probe = (randn(gen, 16, D, dtype=dtype) / D**0.5, randn(gen, 3, 16), randn(gen, 3), 1, 0)
         return lm_head_inputs(hidden, weight, of_probe, **given)

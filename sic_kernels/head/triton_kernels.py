@@ -9,5 +9,6 @@ from __future__ import annotations
 from .triton_lm_head import lm_head_part, lm_head_stats
 from .triton_probe import probe
 from .triton_stats import logits_part, logits_stats, merge_stats
+from .triton_termination import termination_step
 
-__all__ = ["lm_head_part", "lm_head_stats", "logits_part", "logits_stats", "merge_stats", "probe"]
+__all__ = ["lm_head_part", "lm_head_stats", "logits_part", "logits_stats", "merge_stats", "probe", "termination_step"]

@@ -12,6 +12,7 @@ Three rules hold in all of them:
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import torch
@@ -65,6 +66,11 @@ def product_kind(*tensors: torch.Tensor) -> int:
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def f64_bits(x: float) -> int:
+    """A float64 as the integer of the same bits: numbers given to a kernel would be rounded to f32."""
+    return struct.unpack("q", struct.pack("d", x))[0]
 
 
 def scale_args(scale: Any) -> tuple[Any, int, int]:

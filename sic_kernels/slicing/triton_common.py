@@ -6,7 +6,6 @@ The general part, and the rules that hold in all kernels, are in `runtime.triton
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ..runtime.triton_common import (
     LOG2E,
     cdiv,
     device,
+    f64_bits,
     from_f32,
     kind,
     larger,
@@ -53,6 +53,7 @@ __all__ = [
     "LOG2E",
     "cdiv",
     "device",
+    "f64_bits",
     "from_f32",
     "kind",
     "larger",
@@ -91,11 +92,6 @@ SMALLEST_QUERY = tl.constexpr(2.0**-120)
 def table_args(block_table: torch.Tensor | None) -> tuple[Any, int, bool]:
     """A block table as (tensor or None, stride of a row, whether there is one)."""
     return (None, 0, False) if block_table is None else (block_table, block_table.stride(0), True)
-
-
-def f64_bits(x: float) -> int:
-    """A float64 as the integer of the same bits: numbers given to a kernel would be rounded to f32."""
-    return struct.unpack("q", struct.pack("d", x))[0]
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
