@@ -1,0 +1,26 @@
+// What kernels of every family take by value for small arguments. Made on the host from TensorViews.
+#pragma once
+#include "core/gpu.cuh"
+#include "core/tensor_view.h"
+
+namespace sic::gpu {
+
+// A vector of floats: in device memory, or one number for all.
+struct FloatVector {
+  const float* data = nullptr;
+  int64_t stride = 0;
+  float number = 1;
+
+  static FloatVector of(const TensorView& v) {
+    FloatVector s;
+    if (!v.given()) return s;
+    if (v.device == Device::cpu)
+      s.number = *v.as<const float>();
+    else
+      s.data = v.as<const float>(), s.stride = v.rank == 0 ? 0 : v.stride[0];
+    return s;
+  }
+  __device__ __forceinline__ float operator[](int64_t i) const { return data ? data[i * stride] : number; }
+};
+
+}  // namespace sic::gpu
