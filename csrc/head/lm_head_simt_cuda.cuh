@@ -9,7 +9,7 @@ namespace sic::gpu {
 
 template <class T>
 struct SimtProducts {
-  static constexpr int kRows = 8, kWeights = 4, kVec = 4, kStep = 32 * kVec;
+  static constexpr int kRows = 8, kWeights = 4, kVec = 4, kStep = 32 * kVec, kChannels = kStep;
   static constexpr int kMaxChunk = 2048;  // channels in 64 KB
 
   const LmHeadParams& p;

@@ -16,12 +16,10 @@ namespace {
 // Segments that keep any device of today busy, two blocks a multiprocessor.
 constexpr int64_t kSegments = 264;
 
-// Resident blocks that leave a thread the registers it needs.
-template <class T, int kTiles>
-__global__ void __launch_bounds__(kHeadThreads, kTiles == 1 ? 3 : 2)
-    lm_head_mma(const __grid_constant__ LmHeadParams p) {
+template <class T, int kRows>
+__global__ void __launch_bounds__(kHeadThreads, 2) lm_head_mma(const __grid_constant__ LmHeadParams p) {
   SIC_DYNAMIC_SHARED(char, shared);
-  count_segment<MmaProducts<T, kTiles>>(p, shared);
+  count_segment<MmaProducts<T, kRows>>(p, shared);
 }
 
 template <class T>
@@ -71,8 +69,8 @@ Plan plan_of(const head::StatsArgs& a, void* memory) {
 
 template <class Products>
 void launch_segments(void (*kernel)(LmHeadParams), LmHeadParams p, void* stream) {
-  const int64_t channels = head::ceil_div(p.D, Products::kStep) * Products::kStep;
-  p.chunk = static_cast<int>(std::clamp<int64_t>(channels, Products::kStep, Products::kMaxChunk));
+  const int64_t channels = head::ceil_div(p.D, Products::kChannels) * Products::kChannels;
+  p.chunk = static_cast<int>(std::clamp<int64_t>(channels, Products::kChannels, Products::kMaxChunk));
   p.row_blocks = static_cast<int>(head::ceil_div(p.B, Products::kRows));
   const int64_t shared = Products::bytes_of(p.chunk) + HeadTile<Products::kRows>::bytes_of(p.segments.room);
   launch(kernel, dim3(grid_blocks(p.segments.count * p.row_blocks)), dim3(kHeadThreads), shared, stream, p);
@@ -80,9 +78,9 @@ void launch_segments(void (*kernel)(LmHeadParams), LmHeadParams p, void* stream)
 
 template <class T>
 void launch_mma(const LmHeadParams& p, void* stream) {
-  if (p.B <= 8) return launch_segments<MmaProducts<T, 1>>(lm_head_mma<T, 1>, p, stream);
-  if (p.B <= 16) return launch_segments<MmaProducts<T, 2>>(lm_head_mma<T, 2>, p, stream);
-  launch_segments<MmaProducts<T, 4>>(lm_head_mma<T, 4>, p, stream);
+  if (p.B <= 8) return launch_segments<MmaProducts<T, 8>>(lm_head_mma<T, 8>, p, stream);
+  if (p.B <= 16) return launch_segments<MmaProducts<T, 16>>(lm_head_mma<T, 16>, p, stream);
+  launch_segments<MmaProducts<T, 32>>(lm_head_mma<T, 32>, p, stream);
 }
 
 }  // namespace

@@ -30,20 +30,24 @@ struct LmHeadParams {
 
 // Rows first_row .. first_row + rows of the block, and its segment of columns.
 struct HeadTask {
-  int64_t first_row, segment, first_column;
-  int rows, tiles;
+  int64_t first_row;
+  int segment, rows, tiles;
 
   template <int kRows>
   __device__ __forceinline__ static HeadTask of(const LmHeadParams& p) {
     HeadTask t;
     // Blocks that share weights are neighbours.
-    t.segment = blockIdx.x / p.row_blocks, t.first_row = int64_t{blockIdx.x % p.row_blocks} * kRows;
-    t.first_column = t.segment * p.tiles * kTileColumns;
-    const int64_t rows = p.B - t.first_row, columns = p.logits.columns - t.first_column;
+    t.segment = static_cast<int>(blockIdx.x) / p.row_blocks;
+    t.first_row = int64_t{static_cast<int>(blockIdx.x) % p.row_blocks} * kRows;
+    const int64_t rows = p.B - t.first_row, columns = p.logits.columns - t.column(p, 0);
     const int64_t tiles = columns > 0 ? (columns + kTileColumns - 1) / kTileColumns : 0;
-    t.rows = static_cast<int>(rows < kRows ? rows : kRows),
+    t.rows = static_cast<int>(rows < kRows ? rows : kRows);
     t.tiles = static_cast<int>(tiles < p.tiles ? tiles : p.tiles);
     return t;
+  }
+  // The first of a tile.
+  __device__ __forceinline__ int64_t column(const LmHeadParams& p, int tile) const {
+    return (int64_t{segment} * p.tiles + tile) * kTileColumns;
   }
 };
 
@@ -121,10 +125,12 @@ __device__ __forceinline__ void count_segment(const LmHeadParams& p, char* share
   const HeadTask task = HeadTask::of<kRows>(p);
   const auto tile = HeadTile<kRows>::of(shared + Products::bytes_of(p.chunk), p.segments.room);
   Products products(p, task, shared);
+#pragma unroll 1
   for (int i = 0; i < task.tiles; ++i) {
-    const int64_t first = task.first_column + i * kTileColumns;
+    const int64_t first = task.column(p, i);
     products.run(first, i == 0, tile.x);
     __syncthreads();
+#pragma unroll 1
     for (int n = warp_id(); n < task.rows; n += kHeadWarps)
       count_row(p, task, tile, n, first, i == 0, i + 1 == task.tiles);
     __syncthreads();  // the next tile takes the place
