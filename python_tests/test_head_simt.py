@@ -113,3 +113,26 @@ def test_calls_neither_allocate_nor_wait_and_are_captured(name, simt):
     graph.replay()
     assert simt.counters()["launches"] > launches
     assert_first(name, outs, "replayed")
+
+
+@pytest.mark.parametrize("hidden, weight", [(BF16, BF16), (BF16, F32)])
+def test_a_row_has_the_same_bits_in_any_batch(hidden, weight, simt):
+    """Blocks of 8, 16 and 32 rows, and rows elsewhere in them; hidden states whole and in pieces."""
+    gen, D = generator(3), 1032
+    h, w = randn(gen, 40, D, dtype=hidden), (randn(gen, 150, D) / D**0.5).to(weight)
+    whole = run("lm_head_stats", cases.lm_head_inputs(h, w, k=4), "simt", family="head")
+    for first, count in ((0, 1), (3, 8), (30, 10), (7, 33)):
+        some = run("lm_head_stats", cases.lm_head_inputs(h[first : first + count], w, k=4), "simt", family="head")
+        for got, want in zip(some[:6], whole[:6]):
+            assert_same_bits(got, want[first : first + count], f"rows {first} to {first + count}")
+
+
+def test_segments_of_a_vocabulary_larger_than_their_number(simt):
+    """Blocks go round several times; of equals the lowest id wins, wherever it lies."""
+    x = torch.full((1, 65 * 4096 + 77), -5.0)
+    x[0, [4095, 4096, 5000, 9000, 262_144]] = 1.0
+    x[0, [700, 266_300]] = 2.0
+    got = run("logits_stats", cases.logits_inputs(x, k=7), "simt", family="head")
+    want = run("logits_stats", cases.logits_inputs(x, k=7), "ref", family="head")
+    assert got[4].tolist() == want[4].tolist() == [[700, 266_300, 4095, 4096, 5000, 9000, 262_144]]
+    torch.testing.assert_close(got[:3], want[:3], atol=1e-5, rtol=1e-6)

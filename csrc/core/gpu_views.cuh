@@ -5,6 +5,24 @@
 
 namespace sic::gpu {
 
+// A vector of int32 or int64.
+struct IntVector {
+  const void* data = nullptr;  // nullptr: not given
+  int64_t stride = 0;          // elements
+  bool wide = false;
+
+  static IntVector of(const TensorView& v) {
+    IntVector r;
+    if (!v.given()) return r;
+    r.data = v.data, r.stride = v.stride[0], r.wide = v.dtype == DType::i64;
+    return r;
+  }
+  __device__ __forceinline__ int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i * stride]
+                : static_cast<int64_t>(static_cast<const int32_t*>(data)[i * stride]);
+  }
+};
+
 // A vector of floats: in device memory, or one number for all.
 struct FloatVector {
   const float* data = nullptr;

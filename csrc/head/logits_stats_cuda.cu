@@ -13,7 +13,7 @@ namespace sic::gpu {
 namespace {
 
 constexpr int kPer = 16, kChunk = 32 * kPer, kStride = kHeadWarps * kChunk;
-constexpr int64_t kMaxSegments = 128;  // of a row
+constexpr int64_t kMaxSegments = 64;  // of a row
 
 struct Params {
   DeviceLogits logits;
