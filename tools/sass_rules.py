@@ -81,4 +81,12 @@ RULES = (
     # rows between padded and packed
     Rule(r"(un)?pack_rows_kernel<uint4, \w+>", HOLDS_1024, ("LDG.128", "STG.128")),
     Rule(r"(un)?pack_rows_kernel<.*>", HOLDS_1024),
+    # statistics of logits and of an LM head; HMMA: 8, 16 or 32 rows of hidden states
+    Rule(r"logits_segments<\w+>", HOLDS_768, ("LDG.128",)),
+    Rule(r"lm_head_mma<.*>", HOLDS_512, ("LDG.128", "HMMA")),
+    Rule(r"lm_head_simt<float>", HOLDS_512, ("LDG.128",)),
+    Rule(r"lm_head_simt<.*>", HOLDS_512),
+    Rule(r"(logits|lm_head)_finish", HOLDS_1024),
+    Rule(r"merge_stats_kernel", HOLDS_1024),
+    Rule(r"probe_kernel", HOLDS_1024, ("LDG.128",)),
 )

@@ -6,7 +6,9 @@ namespace sic::head {
 
 void check_temperature(const Check& check, const TensorView& temperature, int64_t B) {
   if (!temperature.given()) return;
-  check.tensor("temperature", temperature, DType::f32, temperature.rank == 0 ? 0 : 1);
+  const bool number = temperature.rank == 0 && temperature.device == Device::cpu;  // passed by value to any device
+  if (!number) check.tensor("temperature", temperature, DType::f32, temperature.rank == 0 ? 0 : 1);
+  check.require(temperature.dtype == DType::f32, "temperature", describe(temperature), name(DType::f32));
   if (temperature.rank == 1) check.shape("temperature", temperature, {B});
   const TensorView host = check.host(temperature);
   for (int64_t b = 0; host.given() && b < host.size(); ++b) {

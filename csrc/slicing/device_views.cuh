@@ -1,7 +1,6 @@
 // What kernels of the slicing family take by value: pointers and strides, no more. Made on the host from TensorViews.
 #pragma once
-#include "core/gpu.cuh"
-#include "core/tensor_view.h"
+#include "core/gpu_views.cuh"
 #include "slicing/slicing.h"
 
 namespace sic::gpu {
@@ -22,24 +21,6 @@ struct PageSplit {
   }
   __device__ __forceinline__ uint32_t index(uint32_t pos) const {
     return static_cast<uint32_t>(static_cast<uint64_t>(pos) * multiplier >> shift);
-  }
-};
-
-// A vector of int32 or int64.
-struct IntVector {
-  const void* data = nullptr;  // nullptr: not given
-  int64_t stride = 0;          // elements
-  bool wide = false;
-
-  static IntVector of(const TensorView& v) {
-    IntVector r;
-    if (!v.given()) return r;
-    r.data = v.data, r.stride = v.stride[0], r.wide = v.dtype == DType::i64;
-    return r;
-  }
-  __device__ __forceinline__ int64_t operator[](int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i * stride]
-                : static_cast<int64_t>(static_cast<const int32_t*>(data)[i * stride]);
   }
 };
 
@@ -107,23 +88,8 @@ struct Rows3 {
   }
 };
 
-// f8 scale of each head: in device memory, or one number for all.
-struct HeadScale {
-  const float* data = nullptr;
-  int64_t stride = 0;
-  float number = 1;
-
-  static HeadScale of(const TensorView& v) {
-    HeadScale s;
-    if (!v.given()) return s;
-    if (v.device == Device::cpu)
-      s.number = *v.as<const float>();
-    else
-      s.data = v.as<const float>(), s.stride = v.rank == 0 ? 0 : v.stride[0];
-    return s;
-  }
-  __device__ __forceinline__ float operator[](int64_t h) const { return data ? data[h * stride] : number; }
-};
+// f8 scale of each head.
+using HeadScale = FloatVector;
 
 // Keys and values of all sequences.
 struct DeviceKv {

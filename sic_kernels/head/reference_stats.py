@@ -144,7 +144,7 @@ def _bad_first(ids: Tensor, bad: Tensor) -> Tensor:
 
 
 def _stats(part: tuple[Tensor, ...], temperature: Any, k: int) -> tuple[Tensor, ...]:
-    stats = list(merge_stats(*(x[None] for x in part), temperature=temperature))
+    stats = list(merge_stats(*[x[None] for x in part], temperature))
     stats[4:6] = stats[4][:, :k], stats[5][:, :k]
     return tuple(stats)
 

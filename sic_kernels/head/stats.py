@@ -91,7 +91,7 @@ def lm_head_stats(
     )  # fmt: skip
     outs = outs if probe is not None else (*outs, None)
     results = call("head", "lm_head_stats", inputs, outs, workspace, backend)
-    return TokenStats(*results[:9], score=None if probe is None else results[9])
+    return TokenStats._make((*results[:9], None if probe is None else results[9]))
 
 
 def partial_stats(
@@ -131,7 +131,7 @@ def partial_stats(
         results = call("head", "logits_part", (logits, *shape), outs, workspace, backend)
     else:
         results = call("head", "lm_head_part", (hidden, weight, *shape), outs, workspace, backend)
-    return StatsPart(*results, temperature=temperature, vocab_start=vocab_start)
+    return StatsPart._make((*results, temperature, vocab_start))
 
 
 def merge_stats(
@@ -167,7 +167,7 @@ def _stack(parts: Sequence[StatsPart]) -> StatsPart:
             shapes = ", ".join(str(list(x.shape)) for x in tensors)
             raise ArgumentError.of("merge_stats", f"parts.{name}", shapes, "arrays of one shape and type")
         columns.append(torch.stack(tensors))
-    return StatsPart(*columns, temperature=first.temperature)
+    return StatsPart._make((*columns, first.temperature, 0))
 
 
 def _same_temperature(a: Any, b: Any) -> bool:
