@@ -144,7 +144,8 @@ def _bad_first(ids: Tensor, bad: Tensor) -> Tensor:
 
 
 def _stats(part: tuple[Tensor, ...], temperature: Any, k: int) -> tuple[Tensor, ...]:
-    stats = list(merge_stats(*[x[None] for x in part], temperature))
+    alone = (*(x[None] for x in part), temperature)
+    stats = list(merge_stats(*alone))
     stats[4:6] = stats[4][:, :k], stats[5][:, :k]
     return tuple(stats)
 
