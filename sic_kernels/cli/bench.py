@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ..delta import benches as delta
+from ..head import benches as head
 from ..ragged import benches as ragged
 from ..runtime import backends, bench_plot, bench_report, measure, roofline
 from ..runtime.bench_report import Family
@@ -30,7 +31,9 @@ from ..runtime.errors import SicError
 from ..slicing import benches as slicing
 from ._options import output_file
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (slicing.FAMILY, delta.FAMILY, ragged.FAMILY)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (slicing.FAMILY, delta.FAMILY, head.FAMILY, ragged.FAMILY)
+}
 
 SUITE = Path(__file__).resolve().parents[2] / "bench"
 

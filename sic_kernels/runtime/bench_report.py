@@ -77,11 +77,13 @@ class Bench:
     count: int = 0
     per_thread: bool = False
     targets: tuple[Target, ...] = ()
+    warm: bool = False  # its code is in the cache when it is timed (measure.Interleaved)
 
     def turns(self, memory: Memory, sets: int) -> Interleaved:
         """The peers in turn, a copy and a read last: they leave nothing of theirs in the cache."""
         peers = {name: memory.clock.ready(peer, sets) for name, peer in self.peers.items()}
-        return Interleaved({**peers, "copy": memory.copy, "read": memory.read}, sets, memory.clock)
+        warm = memory.clock.ready(self.function, sets) if self.warm else None
+        return Interleaved({**peers, "copy": memory.copy, "read": memory.read}, sets, memory.clock, warm)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,18 +62,27 @@ class Interleaved:
 
     Every callable takes the number of the set of inputs to use, 0 <= i < sets. Before round r, peer p runs on set
     r + p + 1 and the function then gets set r, so that nothing finds the inputs of the call before it.
+
+    warm: the function that is measured, if it and its peers are to run on the next set just before they are timed: their code is
+    then in the cache, as in a loop over tokens, and the inputs are not. (Fetching code takes 0.1 ms after the copy and the read.)
     """
 
-    def __init__(self, peers: dict[str, Function], sets: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self, peers: dict[str, Function], sets: int, clock: Clock | None = None, warm: Function | None = None
+    ) -> None:
         self.clock: Clock = clock or HostClock()
-        self.peers, self.sets = peers, sets
+        self.peers, self.sets, self.warm = peers, sets, warm
         self.laps: dict[str, list[Any]] = {name: [] for name in peers}
         self.round = 0
 
     def turn(self) -> int:
         """Time every peer once; returns the set for the function that is measured."""
         for p, (name, peer) in enumerate(self.peers.items()):
+            if self.warm:
+                peer((self.round + p + 2) % self.sets)
             self.laps[name].append(self.clock.lap(peer, (self.round + p + 1) % self.sets))
+        if self.warm:
+            self.warm((self.round + 1) % self.sets)
         self.round += 1
         return (self.round - 1) % self.sets
 
