@@ -37,7 +37,9 @@ struct Call {
     if (!shaping.none()) shape_block(z, shaping, first, n, z);
     Moments moments;
     TopList list = segments.list(b, index);
-    count_block(z, n, first, inverse_temperature(a.in.temperature, b), z + kColumns, moments, list);
+    BlockTop top;
+    top.of(z, n);
+    count_block(z, n, first, top, inverse_temperature(a.in.temperature, b), nullptr, top, moments, list);
     segments.put(b, index, moments, list);
   }
 

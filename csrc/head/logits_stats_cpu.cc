@@ -16,18 +16,22 @@ void count_segment(const StatsArgs& a, int64_t b, int64_t index, const Segments&
   const T* row = a.in.x.as<const T>() + b * a.in.x.stride[0];
   const Shaping shaping(a.in, b);
   const double inverse = inverse_temperature(a.in.temperature, b);
-  const bool in_place = std::is_same_v<T, float> && shaping.none();
   alignas(64) float buffer[kBlock];
+  BlockTop tops[2];
   Moments moments;
   TopList list = segments.list(b, index);
-  for (int64_t at = first; at < end; at += kBlock) {
+  const bool in_place = std::is_same_v<T, float> && shaping.none();
+  bool looked = false;  // at this block, while the one before was counted
+  for (int64_t at = first, turn = 0; at < end; at += kBlock, turn ^= 1) {
     const int64_t n = std::min(kBlock, end - at);
     const float* z = buffer;
     if (in_place)
       z = reinterpret_cast<const float*>(row + at);
     else
       shape_block(row + at, shaping, at, n, buffer);
-    count_block(z, n, at, inverse, row + at + n, moments, list);
+    if (!looked) tops[turn].of(z, n);
+    const float* next = in_place && at + 2 * kBlock <= end ? z + kBlock : nullptr;
+    looked = count_block(z, n, at, tops[turn], inverse, next, tops[turn ^ 1], moments, list);
   }
   segments.put(b, index, moments, list);
 }

@@ -127,9 +127,33 @@ struct VectorSums {
   }
 };
 
-// Adds n columns whose greatest z is top. next: what will be read after them, brought nearer meanwhile.
-SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_temperature, const char* next,
-                          Moments& total) {
+// The greatest z of a block, and lane by lane of each whole group; NaN are passed over.
+struct BlockTop {
+  vf groups[kBlock / kGroup];
+  vf lanes;
+  float top;
+
+  SIC_MEMBER_INLINE void begin() { lanes = splat(kNever); }
+  SIC_MEMBER_INLINE void look(const float* z, int64_t group) {
+    const vf low = max(load(z), max(load(z + W), splat(kNever)));
+    const vf high = max(load(z + 2 * W), max(load(z + 3 * W), splat(kNever)));
+    groups[group] = max(low, high);
+    lanes = max(groups[group], lanes);
+  }
+  SIC_MEMBER_INLINE void end() { top = reduce_max(lanes); }
+  SIC_MEMBER_INLINE void of(const float* z, int64_t n) {
+    begin();
+    int64_t i = 0;
+    for (; i + kGroup <= n; i += kGroup) look(z + i, i / kGroup);
+    end();
+    for (; i < n; ++i) top = z[i] > top ? z[i] : top;
+  }
+};
+
+// Adds n columns whose greatest z is top. next: a whole block of which the greatest is found meanwhile, so that memory
+// never waits for arithmetic; or null.
+SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_temperature, const float* next,
+                          BlockTop& next_top, Moments& total) {
   if (top > total.m) {
     if (total.m != kNever) total.shift((static_cast<double>(total.m) - top) * inverse_temperature);
     total.m = top;
@@ -137,13 +161,19 @@ SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_t
   const vf m = splat(total.m), factor = splat(static_cast<float>(inverse_temperature / kLn2));
   VectorSums sums[kInGroup];
   int64_t i = 0;
-  for (; i + kGroup <= n; i += kGroup) {
+  const auto add_group = [&] {
     SIC_UNROLL
-    for (int j = 0; j < kInGroup; ++j) {
-      sums[j].add(load(z + i + j * W), m, factor);
-      prefetch(next + (i + j * W) * static_cast<int64_t>(sizeof(float)));
+    for (int j = 0; j < kInGroup; ++j) sums[j].add(load(z + i + j * W), m, factor);
+  };
+  if (next) {
+    next_top.begin();
+    for (; i < kBlock; i += kGroup) {
+      next_top.look(next + i, i / kGroup);
+      add_group();
     }
+    next_top.end();
   }
+  for (; i + kGroup <= n; i += kGroup) add_group();
   for (; i < n; i += W) {
     vf rest = splat(kNever);
     std::memcpy(&rest, z + i, std::min<int64_t>(W, n - i) * sizeof(float));
@@ -152,21 +182,6 @@ SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_t
   total.s += reduce_add((sums[0].s + sums[1].s) + (sums[2].s + sums[3].s));
   total.t += kLn2 * reduce_add((sums[0].t + sums[1].t) + (sums[2].t + sums[3].t));
   total.u += kLn2 * kLn2 * reduce_add((sums[0].u + sums[1].u) + (sums[2].u + sums[3].u));
-}
-
-// The greatest of n columns, and lane by lane of each whole group; NaN are passed over.
-SIC_INLINE float block_top(const float* z, int64_t n, vf* groups) {
-  vf top = splat(kNever);
-  int64_t i = 0;
-  for (; i + kGroup <= n; i += kGroup) {
-    const vf low = max(load(z + i), max(load(z + i + W), splat(kNever)));
-    const vf high = max(load(z + i + 2 * W), max(load(z + i + 3 * W), splat(kNever)));
-    *groups = max(low, high);
-    top = max(*groups++, top);
-  }
-  float best = reduce_max(top);
-  for (; i < n; ++i) best = z[i] > best ? z[i] : best;
-  return best;
 }
 
 // Bits for NaN and +inf.
@@ -189,22 +204,21 @@ SIC_INLINE void list_block(const float* z, int64_t n, int64_t first, const vf* g
   for (; i < n; ++i) list.offer(z[i], static_cast<int32_t>(first + i));
 }
 
-// A block of z of one row: columns first, first + 1, ..
-SIC_INLINE void count_block(const float* z, int64_t n, int64_t first, double inverse_temperature, const void* next,
-                            Moments& total, TopList& list) {
-  vf groups[kBlock / kGroup];
-  const float top = block_top(z, n, groups);
-  if (top == kNever || top == -kNever) {  // nothing to count, but a NaN must not hide among -inf
+// A block of z of one row: columns first, first + 1, .. Whether the next one was looked at.
+SIC_INLINE bool count_block(const float* z, int64_t n, int64_t first, const BlockTop& own, double inverse_temperature,
+                            const float* next, BlockTop& next_top, Moments& total, TopList& list) {
+  if (own.top == kNever || own.top == -kNever) {  // nothing to count, but a NaN must not hide among -inf
     total.status |= faults_of(z, n);
-    return;
+    return false;
   }
-  add_block(z, n, top, inverse_temperature, static_cast<const char*>(next), total);
+  add_block(z, n, own.top, inverse_temperature, next, next_top, total);
   if (total.s != total.s) {
     total.status |= faults_of(z, n);
     total = {kNever, 0, 0, 0, total.status};
-    return;
+  } else if (own.top > list.least()) {
+    list_block(z, n, first, own.groups, list);
   }
-  if (top > list.least()) list_block(z, n, first, groups, list);
+  return next != nullptr;
 }
 
 // ---- from x to z ----------------------------------------------------------------------------------------------------
