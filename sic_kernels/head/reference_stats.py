@@ -114,8 +114,8 @@ def merge_stats(m, s, t, u, top_ids, top, watch, target, status, temperature) ->
     bad = bits > 0
 
     flat_ids, flat = (x.transpose(0, 1).reshape(B, n * k) for x in (top_ids, top))
-    order = flat_ids.argsort(1)  # by id, then (stable) by z
-    order = order.gather(1, flat.gather(1, order).argsort(1, descending=True, stable=True))[:, :k]
+    order = flat_ids.sort(dim=1, stable=True).indices  # by id, then (stable) by z
+    order = order.gather(1, flat.gather(1, order).sort(dim=1, descending=True, stable=True).indices)[:, :k]
     ids, z = flat_ids.gather(1, order), flat.gather(1, order)
     lse = highest / scale + s.log()
 
