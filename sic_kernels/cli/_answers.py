@@ -44,7 +44,7 @@ def eos_ids(model: Any) -> list[int]:
 
 
 def answer(
-    lm: Any, prompts: Sequence[str], cap: int, batch: int, advance: Callable[[int], None], chat: bool = True
+    lm: Any, prompts: Sequence[str], cap: int, batch: int, advance: Callable[[int], None]
 ) -> Answers:
     """Greedy answers of at most `cap` tokens. Prompts of like length share a batch, rows leave it when they are done."""
     asked = [prompt_ids(lm.tokenizer, prompt) for prompt in prompts]
@@ -82,7 +82,7 @@ def _answer_batch(
         for step in range(cap + 1):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
             output = lm.model.base_model(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
             )
             hidden = output.last_hidden_state[:, -1]
             stats = head.logits_stats(lm.model.lm_head(hidden), watch_ids=torch.tensor(ends) if ends else None)
@@ -107,19 +107,19 @@ def complete(prefixes: Sequence[str], finished: bool) -> list[bool]:
     """Where stopping loses nothing: the rest of the answer only repeats sentences (or lines) that are there already.
 
     prefixes: the text up to and with each token.  A sentence that is begun counts as one of its own, so that no stop leaves
-    a piece of one behind.  An answer that was cut by the cap is complete where it was, by then, in a loop: only the sentence
-    it was cut in is disregarded, and only if it is the beginning of an earlier one.
+    a piece of one behind.  An answer that was cut by the cap has such a place only if it was in a loop by then: its last
+    whole sentence is a repetition, and so is the beginning of the one it was cut in.
     """
     whole = sentences(prefixes[-1])
     if not finished:
         *whole, cut = whole
-        if not any(x.startswith(cut) for x in whole):
+        if not whole or whole[-1] not in whole[:-1] or not any(x.startswith(cut) for x in whole):
             return [False] * len(prefixes)
     wanted = set(whole)
     return [set(sentences(prefix)) == wanted for prefix in prefixes]
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences and lines, without their numbers in a list, letters' cases and white space."""
-    parts = (re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", part) for part in re.split(r"(?<=[.!?])\s+|\n+", text))
-    return [plain for part in parts if (plain := " ".join(part.lower().split()))]
+    """Sentences and lines without the number in a list, cases and inner white space; the indentation (of code) is kept."""
+    parts = (re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", part) for part in re.split(r"(?<=[.!?])[ \t]+|\n+", text))
+    return [re.sub(r"(?<=\S)\s+", " ", part.lower()).rstrip() for part in parts if part.strip()]

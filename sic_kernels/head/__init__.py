@@ -12,19 +12,37 @@ Conventions of every op (shapes: B rows, V ids, D hidden size, k listed ids, W w
 * `ArgumentError` (one format) before anything is read or written.
 """
 
+from .guarantee import Certificate, Stops, binomial_p_value, certify, stops_at
+from .probe_metrics import auroc, bootstrap_difference, evaluate_probe, number_scores
+from .probes import Split, load_probes, probe_scores, save_probes, split_by_prompt, train_probe
 from .stats import lm_head_stats, logits_stats, merge_stats, partial_stats, probe
 from .types import Probe, StatsPart, Status, TokenStats
 
 __all__ = [
+    "Certificate",
     "Probe",
+    "Split",
     "StatsPart",
     "Status",
+    "Stops",
     "TokenStats",
+    "auroc",
+    "binomial_p_value",
+    "bootstrap_difference",
+    "certify",
+    "evaluate_probe",
     "lm_head_stats",
+    "load_probes",
     "logits_stats",
     "merge_stats",
+    "number_scores",
     "partial_stats",
     "probe",
+    "probe_scores",
+    "save_probes",
+    "split_by_prompt",
+    "stops_at",
+    "train_probe",
     "workspace_bytes",
 ]
 
