@@ -158,3 +158,26 @@ def test_threads_lose_nothing(registry):
 
 def test_one_registry():
     assert sic.metrics.REGISTRY is REGISTRY
+
+
+def test_what_a_runner_measures_itself():
+    sic.metrics.reset()
+    assert sic.metrics.record_time_per_token(0.04, 0.01) == 0.75
+    assert sic.metrics.record_time_per_token(0.01, 0.02) == -1
+    assert sic.metrics.record_hit_rates(0.5, 0.4) == pytest.approx(0.2)
+    assert sic.metrics.record_hit_rates(0.0, 0.4) is None
+    sic.metrics.record_tokens(30, 40)
+    sic.metrics.record_tokens(10, 40)
+    with sic.metrics.timed_predictions(4):
+        pass
+    seen = sic.metrics.snapshot()
+    assert seen["sic_redundancy_elimination_ratio"]["ratio"] == -1
+    assert seen["sic_cache_hit_drift_ratio"]["ratio"] is None
+    assert seen["sic_token_efficiency_ratio"]["ratio"] == 0.5
+    assert seen["sic_prediction_latency_seconds"]["denominator"] == 4
+    assert 0 < seen["sic_prediction_latency_seconds"]["ratio"] < 1
+    with pytest.raises(sic.ArgumentError, match="record_tokens: useful: got 3, expected at most"):
+        sic.metrics.record_tokens(3, 2)
+    with pytest.raises(sic.ArgumentError, match="record_hit_rates: old: got 2, expected a rate"):
+        sic.metrics.record_hit_rates(2, 1)
+    sic.metrics.reset()

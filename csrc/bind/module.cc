@@ -11,6 +11,7 @@ namespace sic::bind {
 void bind_slicing(py::module_&);
 void bind_delta(py::module_&);
 void bind_head(py::module_&);
+void bind_termination(py::module_&);
 void bind_ragged(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
@@ -35,6 +36,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::bind_slicing(m);
   sic::bind::bind_delta(m);
   sic::bind::bind_head(m);
+  sic::bind::bind_termination(m);
   sic::bind::bind_ragged(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);

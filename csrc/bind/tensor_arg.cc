@@ -443,7 +443,7 @@ py::object output(py::handle given, py::handle like, std::initializer_list<int64
     t.empty = m.attr("empty");
     t.zeros = m.attr("zeros");
     for (DType d : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::u8, DType::i16, DType::i32, DType::i64,
-                    DType::f64})
+                    DType::f64, DType::boolean})
       t.dtypes[static_cast<int>(d)] = m.attr(name(d));
     return t;
   };

@@ -14,7 +14,7 @@
 
 namespace sic {
 
-// f64 holds sums that are to be merged; the last three are only named in errors: no op takes them.
+// f64 holds sums that are to be merged, boolean flags; i8 and other are only named in errors: no op takes them.
 enum class DType : uint8_t { f32, f16, bf16, f8e4m3, u8, i16, i32, i64, f64, i8, boolean, other };
 
 constexpr int kNumDTypes = 12;

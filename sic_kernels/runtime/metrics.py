@@ -13,10 +13,13 @@ Thread-safe: one lock per metric, held for two additions. Only the standard libr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import ArgumentError
@@ -220,6 +223,8 @@ register("sic_redundancy_elimination_ratio", "RER: time saved per token over the
          "seconds before minus seconds after", "seconds before", kind="gauge")
 register("sic_termination_accuracy_ratio", "TA: share of stops that were at a complete answer.",
          "stops at a complete answer", "stops")
+register("sic_stop_reason_ratio", "Share of stops that had a reason among theirs.",
+         "stops for the reason", "stops", label="reason")
 register("sic_cache_hit_drift_ratio", "CHD: change of the hit rate between two windows over the old rate.",
          "absolute change of the hit rate", "hit rate of the old window", kind="gauge")
 register("sic_token_efficiency_ratio", "TER: share of computed tokens that were useful.",
@@ -233,3 +238,36 @@ register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one."
 register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",
          "seconds in predictions", "predictions")
 # fmt: on
+
+
+# --- what a runner measures itself ------------------------------------------------------------------------------------
+
+
+def record_time_per_token(before: float, after: float) -> float | None:
+    """RER: seconds a token before and after; (before - after) / before, negative if it became slower."""
+    get("sic_redundancy_elimination_ratio").set(before - after, before)
+    return Value(before - after, before).ratio
+
+
+def record_hit_rates(old: float, new: float) -> float | None:
+    """CHD: hit rates of two windows, 0 to 1; |new - old| / old."""
+    for arg, rate in (("old", old), ("new", new)):
+        if not 0 <= rate <= 1:
+            raise ArgumentError.of("record_hit_rates", arg, rate, "a rate from 0 to 1")
+    get("sic_cache_hit_drift_ratio").set(abs(new - old), old)
+    return Value(abs(new - old), old).ratio
+
+
+def record_tokens(useful: int, computed: int) -> None:
+    """TER: tokens that reached the output, of all that were computed: padding, discarded drafts and what follows a stop."""
+    if useful > computed:
+        raise ArgumentError.of("record_tokens", "useful", useful, f"at most the tokens computed ({computed})")
+    get("sic_token_efficiency_ratio").add(useful, computed)
+
+
+@contextlib.contextmanager
+def timed_predictions(count: int = 1) -> Iterator[None]:
+    """Prediction latency: the host's time within, for `count` predictions. On a device synchronise inside, or time the launch."""
+    begin = time.perf_counter()
+    yield
+    get("sic_prediction_latency_seconds").add(time.perf_counter() - begin, count)
