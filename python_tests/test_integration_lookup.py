@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
 
-from tiny_llama import generate, prompt, random_llama
+from tiny_llama import generate, policy, prompt, random_llama
 
 from sic_kernels.integrations import lookup
 from sic_kernels.integrations.transformers import SlicedCache, enable
@@ -67,7 +67,7 @@ def test_on_a_sliced_cache(model):
     wanted = lookup.generate(model, ids, 24, most=0).tokens
     try:
         enable(model)
-        cache = SlicedCache(model.config)  # short texts are answered dense
+        cache = SlicedCache(model.config, policy(ratio=1.0))  # all is read
         assert lookup.generate(model, ids, 24, cost=0.1, cache=cache).tokens == wanted
     finally:
         model.set_attn_implementation("sdpa")
@@ -101,7 +101,7 @@ def test_the_budget_learns_by_hand():
 
 
 def test_errors(model):
-    with pytest.raises(ArgumentError, match="lookup.generate: ids: got"):
+    with pytest.raises(ArgumentError, match=r"lookup\.generate: ids: got"):
         lookup.generate(model, prompt(2), 4)
     with pytest.raises(ArgumentError, match="max_new_tokens"):
         lookup.generate(model, prompt(), 0)

@@ -43,9 +43,7 @@ def eos_ids(model: Any) -> list[int]:
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
-def answer(
-    lm: Any, prompts: Sequence[str], cap: int, batch: int, advance: Callable[[int], None]
-) -> Answers:
+def answer(lm: Any, prompts: Sequence[str], cap: int, batch: int, advance: Callable[[int], None]) -> Answers:
     """Greedy answers of at most `cap` tokens. Prompts of like length share a batch, rows leave it when they are done."""
     asked = [prompt_ids(lm.tokenizer, prompt) for prompt in prompts]
     order = sorted(range(len(asked)), key=lambda i: len(asked[i]))

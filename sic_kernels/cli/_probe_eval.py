@@ -12,6 +12,7 @@ Everything is measured on test prompts; training sees neither them nor the calib
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from ._answers import Answers, complete, sentences
 
 Tensor = torch.Tensor
 
-RISK, CONFIDENCE = 0.05, 0.95
+RISKS, CONFIDENCE = (0.05, 0.1), 0.95
 TASKS = ("complete", "next_entropy", "accepted")
 UNKNOWN = -1
 
@@ -44,33 +45,31 @@ class Task:
 
 def tasks(answers: Answers, tokenizer: Any, train: Tensor) -> list[Task]:
     """The three tasks. train: the positions of the training prompts, which the baselines learn from as well."""
-    everywhere = torch.arange(len(answers.prompt))
-    sure, mean = (-answers.entropy).exp(), torch.zeros(len(everywhere))
+    sure, everywhere = (-answers.entropy).exp(), torch.arange(len(answers.prompt))
     done, repeated = _completeness(answers, tokenizer)
-    stop = Task("complete", everywhere, done, {
-        "P(EOS)": answers.eos_logprob.exp(), "exp(-entropy)": sure, "repeated sentence": repeated.float(), "mean": mean})  # fmt: skip
-    has_next = answers.prompt[:-1] == answers.prompt[1:]
-    rows = has_next.nonzero()[:, 0]
-    ahead = Task("next_entropy", rows, answers.entropy[rows + 1], {
-        "entropy here": answers.entropy[rows], "mean": mean[rows]})  # fmt: skip
+    p_eos = answers.eos_logprob.exp()
+    stop = {"P(EOS)": p_eos, "exp(-entropy)": sure, "repeated sentence": repeated.float()}
+    with_next = (answers.prompt[:-1] == answers.prompt[1:]).nonzero()[:, 0]
     matched, right = _lookups(answers)
-    rows = (right != UNKNOWN).nonzero()[:, 0]
-    accepted = Task("accepted", rows, right[rows] == 1, {
-        "exp(-entropy)": sure[rows], "match length": matched[rows].float(), "mean": mean[rows]})  # fmt: skip
-    return [_with_means(task, torch.isin(task.rows, train)) for task in (stop, ahead, accepted)]
+    proposed = (right != UNKNOWN).nonzero()[:, 0]
+    found = [
+        Task("complete", everywhere, done, stop),
+        Task("next_entropy", with_next, answers.entropy[with_next + 1], {"entropy here": answers.entropy[with_next]}),
+        Task("accepted", proposed, right[proposed] == 1, {"exp(-entropy)": sure[proposed]}),
+    ]
+    learnt = [torch.isin(task.rows, train) for task in found]
+    found[2].baselines["match length"] = _class_means(found[2].targets, matched[proposed], learnt[2])
+    for task, use in zip(found, learnt):
+        task.baselines["mean"] = _class_means(task.targets, torch.zeros_like(task.rows), use)
+    return found
 
 
-def _with_means(task: Task, train: Tensor) -> Task:
-    """Baselines that are means over training prompts get their values."""
-    y = task.targets.double()
-    baselines = dict(task.baselines, mean=torch.full_like(y, float(y[train].mean())))
-    if "match length" in baselines:
-        length = baselines["match length"].long()
-        sums, counts = torch.zeros(2, int(length.max()) + 1, dtype=torch.float64)
-        sums.index_add_(0, length[train], y[train])
-        counts.index_add_(0, length[train], torch.ones_like(y[train]))
-        baselines["match length"] = (sums / counts.clamp(min=1))[length]
-    return dataclasses.replace(task, baselines=baselines)
+def _class_means(targets: Tensor, label: Tensor, train: Tensor) -> Tensor:
+    """f64 [n]: the mean target of the training positions with the same label (int64 [n], small)."""
+    sums, counts = torch.zeros(2, int(label.max()) + 1, dtype=torch.float64)
+    sums.index_add_(0, label[train], targets[train].double())
+    counts.index_add_(0, label[train], torch.ones(int(train.sum()), dtype=torch.float64))
+    return (sums / counts.clamp(min=1))[label]
 
 
 def _completeness(answers: Answers, tokenizer: Any) -> tuple[Tensor, Tensor]:
@@ -88,7 +87,7 @@ def _completeness(answers: Answers, tokenizer: Any) -> tuple[Tensor, Tensor]:
 
 
 def _lookups(answers: Answers) -> tuple[Tensor, Tensor]:
-    """int64 [N] twice: length of the match that proposes a token two places on, and whether it is right (`UNKNOWN`: no proposal)."""
+    """int64 [N] twice: length of the match that proposes a token two places on; is it right (`UNKNOWN`: no proposal)."""
     matched, right = (torch.full((len(answers.prompt),), UNKNOWN) for _ in range(2))
     for prompt in answers.prompt.unique().tolist():
         at = int((answers.prompt == prompt).nonzero()[0, 0])
@@ -103,7 +102,9 @@ def _lookups(answers: Answers) -> tuple[Tensor, Tensor]:
     return matched, right
 
 
-def measure(answers: Answers, tokenizer: Any, seed: int, train: Callable[..., head.Probe]) -> tuple[dict[str, head.Probe], dict]:
+def measure(
+    answers: Answers, tokenizer: Any, seed: int, train: Callable[..., head.Probe]
+) -> tuple[dict[str, head.Probe], dict]:
     """The trained probes and everything that is said about them. train: `train_probe`, with its progress reported."""
     parts = head.split_by_prompt(answers.prompt, seed=seed)
     probes, rows, verdicts = {}, [], {}
@@ -117,10 +118,21 @@ def measure(answers: Answers, tokenizer: Any, seed: int, train: Callable[..., he
         verdicts[task.name] = _verdict(task, predictions, lines, test, answers.prompt[task.rows])
         probes[task.name] = probe
         if task.name == "complete":
-            stopping = [_stopping(name, predictions[name], task.targets, answers.prompt, parts) for name in predictions]
+            stopping = [_stopping(name, risk, predictions[name], task.targets, answers.prompt, parts)
+                        for risk in RISKS for name in predictions]  # fmt: skip
     counts = {name: len(answers.prompt[part].unique()) for name, part in parts._asdict().items()}
-    return probes, {"prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts,
-                    "stopping": stopping}  # fmt: skip
+    return probes, _without_nan({
+        "prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts, "stopping": stopping
+    })  # fmt: skip
+
+
+def _without_nan(x: Any) -> Any:
+    """What has no value is null in JSON."""
+    if isinstance(x, dict):
+        return {key: _without_nan(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_without_nan(value) for value in x]
+    return None if isinstance(x, float) and math.isnan(x) else x
 
 
 def _verdict(
@@ -128,7 +140,7 @@ def _verdict(
 ) -> dict[str, Any]:
     """The probe against the best of its baselines on the test prompts: AUROC, or R^2."""
     key, metric = ("auroc", head.auroc) if task.link == "sigmoid" else ("r2", _r2)
-    best = max(lines[1:], key=lambda line: line[key])
+    best = max(lines[1:], key=lambda line: -1.0 if math.isnan(line[key]) else line[key])
     low, high = head.bootstrap_difference(
         metric, *(predictions[name][test] for name in ("probe", best["name"])), task.targets[test], prompts[test]
     )
@@ -140,15 +152,15 @@ def _r2(predicted: Tensor, truth: Tensor) -> float:
     return head.number_scores(predicted.double(), truth)["r2"]
 
 
-def _stopping(name: str, score: Tensor, done: Tensor, prompts: Tensor, parts: head.Split) -> dict[str, Any]:
+def _stopping(
+    name: str, risk: float, score: Tensor, done: Tensor, prompts: Tensor, parts: head.Split
+) -> dict[str, Any]:
     """The certified threshold of a score, from the calibration prompts, and what it does on the test prompts."""
-    def pick(part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return score[part], done[part], prompts[part]
-
-    found = head.certify(*pick(parts.calibration), risk=RISK, confidence=CONFIDENCE)
-    row = {"name": name, "threshold": found.threshold, "p_value": found.p_value, "risk": RISK, "confidence": CONFIDENCE}
+    calibration, test = ((score[part], done[part], prompts[part]) for part in (parts.calibration, parts.test))
+    found = head.certify(*calibration, risk=risk, confidence=CONFIDENCE)
+    row = {"name": name, "risk": risk, "confidence": CONFIDENCE, "threshold": found.threshold, "p_value": found.p_value}
     if found.threshold is None:
         return row
-    stops = head.stops_at(*pick(parts.test), found.threshold)
+    stops = head.stops_at(*test, found.threshold)
     return {**row, "answers": stops.prompts, "stopped": stops.stopped, "premature": stops.premature,
             "saved": stops.saved, "tokens": stops.tokens}  # fmt: skip

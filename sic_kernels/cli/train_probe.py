@@ -33,7 +33,9 @@ def run(args: argparse.Namespace) -> int:
     for package in ("transformers", "rich", *(["safetensors"] if args.out else [])):
         require(package, "training probes")
     if args.quick:
-        args.prompts, args.cap = (min(given, QUICK[name]) for name, given in (("prompts", args.prompts), ("cap", args.cap)))
+        args.prompts, args.cap = (
+            min(given, QUICK[name]) for name, given in (("prompts", args.prompts), ("cap", args.cap))
+        )
     result = measure(args)
     if args.json:
         print(json.dumps(result, indent=1))
@@ -48,7 +50,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     from .. import head, models
     from ..delta.model_shape import weights_digest
-    from . import _answers, _probe_eval, _run
+    from . import _answers, _probe_eval, _run, _speculation
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -68,37 +70,56 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         probes, found = _probe_eval.measure(answers, lm.tokenizer, args.seed, train)
     result = {
         "model": lm.name, "weights": weights_digest(lm.model), "cap": args.cap, "seed": args.seed,
-        "finished": int(answers.finished.sum()), **found, "seconds": time.perf_counter() - start,
+        "finished": int(answers.finished.sum()), **found,
+        "speculation": _speculation.replayed(answers), "seconds": time.perf_counter() - start,
     }  # fmt: skip
     if args.out:
         head.save_probes(args.out, probes, result)
     return result
 
 
+SHOWN = {"positions": "positions", "auroc": "AUROC", "brier": "Brier", "ece": "ECE", "precision": "precision",
+         "recall": "recall", "mae": "MAE", "rmse": "RMSE", "r2": "R^2"}  # fmt: skip
+
+
 def print_tables(result: dict[str, Any]) -> None:
     """What `measure` returned, for people."""
-    from rich.table import Table
-
+    from . import _speculation
     from ._run import wide_console
 
     console, n = wide_console(), result["prompts"]
-    title = (f"{result['model']}: {sum(n.values())} prompts ({n['train']} train, {n['calibration']} calibration, {n['test']} test), "
-             f"{result['positions']} positions")  # fmt: skip
-    for kind, names in (("binary", ("auroc", "brier", "ece", "precision", "recall")), ("number", ("mae", "rmse", "r2"))):
-        table = Table(title=f"{title}, on the test prompts" if kind == "binary" else None)
-        for name in ("predicted", "by"):
-            table.add_column(name)
-        for name in ("positions", *names):
-            table.add_column({"auroc": "AUROC", "brier": "Brier", "ece": "ECE", "r2": "R^2"}.get(name, name), justify="right")
-        for row in result["rows"]:
-            if names[0] in row:
-                table.add_row(row["task"], row["name"], str(row["positions"]), *(f"{row[name]:.3f}" for name in names))
-        console.print(table)
+    console.print(
+        f"{result['model']}: {sum(n.values())} prompts ({n['train']} to train, {n['calibration']} to calibrate, {n['test']} to "
+        f"test), {result['positions']} positions; all figures are of the test prompts"
+    )
+    for key in ("auroc", "r2"):
+        console.print(_score_table([row for row in result["rows"] if key in row]))
     for name, verdict in result["against_best_baseline"].items():
         word = "better than" if verdict["beats"] else "not shown to be better than"
-        console.print(f"{name}: the probe is {word} {verdict['baseline']}: {verdict['metric']} {verdict['difference']:+.3f} "
-                      f"[{verdict['low']:+.3f}, {verdict['high']:+.3f}]")  # fmt: skip
-    console.print(_stop_table(result["stopping"]))
+        difference, *interval = (_number(verdict[key], "+.3f") for key in ("difference", "low", "high"))
+        console.print(f"{name}: the probe is {word} {verdict['baseline']}: {SHOWN[verdict['metric']]} {difference} "
+                      f"[{', '.join(interval)}]")  # fmt: skip
+    for risk in dict.fromkeys(row["risk"] for row in result["stopping"]):
+        console.print(_stop_table([row for row in result["stopping"] if row["risk"] == risk]))
+    console.print(_speculation.table(result["speculation"]))
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def _score_table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("predicted")
+    table.add_column("by")
+    names = [name for name in SHOWN if name in rows[0]]
+    for name in names:
+        table.add_column(SHOWN[name], justify="right")
+    for row in rows:
+        table.add_row(row["task"], row["name"], str(row["positions"]), *(_number(row[name]) for name in names[1:]))
+    return table
 
 
 def _stop_table(rows: list[dict[str, Any]]) -> Any:
@@ -113,9 +134,9 @@ def _stop_table(rows: list[dict[str, Any]]) -> Any:
         if row["threshold"] is None:
             table.add_row(row["name"], "none", "", "", "", "", "")
             continue
-        stopped, premature = row["stopped"], row["premature"]
+        stopped, premature, saved = row["stopped"], row["premature"], row["saved"]
         table.add_row(
-            row["name"], f"{row['threshold']:.4f}", f"{row['p_value']:.3f}", f"{stopped} of {row['answers']}", str(premature),
-            f"{1 - premature / stopped:.2f}" if stopped else "", f"{row['saved']} of {row['tokens']} ({row['saved'] / row['tokens']:.1%})",
+            row["name"], f"{row['threshold']:.4f}", _number(row["p_value"]), f"{stopped} of {row['answers']}", str(premature),
+            f"{1 - premature / stopped:.2f}" if stopped else "", f"{saved} of {row['tokens']} ({saved / row['tokens']:.1%})",
         )  # fmt: skip
     return table

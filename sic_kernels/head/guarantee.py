@@ -1,9 +1,9 @@
 """A threshold on a score that carries a guarantee: stopping above it changes at most a given share of the answers.
 
-Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei 2021) by fixed-sequence testing: thresholds are tried from the strictest
-on, on prompts that nothing was fitted on; each is a hypothesis "more than `risk` of the answers would change", and the first
-that cannot be rejected ends the search.  The last rejected threshold keeps the risk with the confidence that was asked for,
-whatever the score is worth: a poor score gives no threshold, or one that saves nothing.
+Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei 2021) by fixed-sequence testing: thresholds are tried from the
+strictest on, on prompts that nothing was fitted on; each is a hypothesis "more than `risk` of the answers would change", and
+the first that cannot be rejected ends the search.  The last rejected threshold keeps the risk with the confidence that was
+asked for, whatever the score is worth: a poor score gives no threshold, or one that saves nothing.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def certify(
 def binomial_p_value(losses: int, count: int, risk: float) -> float:
     """P(at most `losses` of `count`) where each is a loss with probability `risk`: the exact test of a larger risk."""
     if not 0 <= losses <= count or not 0 < risk < 1:
-        raise ArgumentError.of("binomial_p_value", "losses", f"{losses} of {count} at {risk}", "0 to count, risk in (0, 1)")
+        raise ArgumentError.of(
+            "binomial_p_value", "losses", f"{losses} of {count} at {risk}", "0 to count, risk in (0, 1)"
+        )
 
     def log_chance(k: int) -> float:
         ways = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)

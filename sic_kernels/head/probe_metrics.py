@@ -15,12 +15,14 @@ BINS = 10  # of the calibration error
 RESAMPLES = 500
 
 
-def evaluate_probe(predictions: Mapping[str, Tensor], targets: Tensor, rows: Tensor | None = None) -> list[dict[str, Any]]:
+def evaluate_probe(
+    predictions: Mapping[str, Tensor], targets: Tensor, rows: Tensor | None = None
+) -> list[dict[str, Any]]:
     """A line for each prediction f32 [N] of the same targets [N], the probe's beside those of its baselines.
 
     rows: int [M], the positions to evaluate on (None: all), those of test prompts.
     Targets that are bool: AUROC; Brier score and expected calibration error (10 equal bins) of the prediction as a probability;
-    precision and recall at 0.5.  Numbers: mean absolute error, root mean squared error, R^2 (0 is as good as the mean of `targets`).
+    precision and recall at 0.5.  Numbers: mean absolute error, root mean squared error, R^2 (0: no better than their mean).
     """
     if rows is None:
         rows = torch.arange(len(targets))
@@ -29,7 +31,9 @@ def evaluate_probe(predictions: Mapping[str, Tensor], targets: Tensor, rows: Ten
     lines = []
     for name, predicted in predictions.items():
         if predicted.shape != targets.shape:
-            raise ArgumentError.of("evaluate_probe", f"predictions[{name!r}]", list(predicted.shape), list(targets.shape))
+            raise ArgumentError.of(
+                "evaluate_probe", f"predictions[{name!r}]", list(predicted.shape), list(targets.shape)
+            )
         lines.append({"name": name, **measure(predicted[rows].double(), truth)})
     return lines
 

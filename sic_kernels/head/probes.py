@@ -5,8 +5,8 @@
     rows = evaluate_probe({"probe": probe_scores(probe, hidden), "P(EOS)": p_eos}, complete, parts.test)
     certified = certify(probe_scores(probe, hidden), complete, prompts, parts.calibration)      # see guarantee.py
 
-Everything takes plain tensors, so any model and any text will do: hidden [N,D], targets [N], prompts int [N] (which prompt a position
-belongs to; the positions of a prompt are in order).
+Everything takes plain tensors, so any model and any text will do: hidden [N,D], targets [N], prompts int [N] (which
+prompt a position belongs to; the positions of a prompt are in order).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def split_by_prompt(prompts: Tensor, shares: tuple[float, float] = (0.4, 0.3), s
     names = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     first = max(1, round(shares[0] * len(names)))
     last = min(len(names) - 1, max(first + 1, round(sum(shares) * len(names))))
-    return Split(*(torch.isin(prompts, part).nonzero()[:, 0] for part in (names[:first], names[first:last], names[last:])))
+    return Split(
+        *(torch.isin(prompts, part).nonzero()[:, 0] for part in (names[:first], names[first:last], names[last:]))
+    )
 
 
 def train_probe(
@@ -96,7 +98,9 @@ def _fit(
     vector = (torch.randn(rank, generator=gen) * rank**-0.5).requires_grad_()
     bias = y.mean()
     bias = (bias if link == "identity" else bias.clamp(1e-4, 1 - 1e-4).logit()).clone().requires_grad_()
-    loss_of = torch.nn.functional.mse_loss if link == "identity" else torch.nn.functional.binary_cross_entropy_with_logits
+    loss_of = (
+        torch.nn.functional.mse_loss if link == "identity" else torch.nn.functional.binary_cross_entropy_with_logits
+    )
     weights = (projection, vector, bias)
     optimiser = torch.optim.LBFGS(weights, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
 
@@ -152,7 +156,11 @@ def load_probes(path: str | Path) -> tuple[dict[str, Probe], dict[str, Any]]:
 
 def _check(op: str, hidden: Tensor, targets: Tensor) -> None:
     if not isinstance(hidden, Tensor) or hidden.ndim != 2 or not hidden.is_floating_point() or not len(hidden):
-        got = f"{hidden.dtype}{list(hidden.shape)}" if isinstance(hidden, Tensor) else type(hidden).__name__
+        got = (
+            f"{hidden.dtype}{list(hidden.shape)}".removeprefix("torch.")
+            if isinstance(hidden, Tensor)
+            else type(hidden).__name__
+        )
         raise ArgumentError.of(op, "hidden", got, "a float tensor [N,D] with a row at least")
     if not isinstance(targets, Tensor) or targets.shape != hidden.shape[:1]:
         got = list(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__

@@ -135,6 +135,41 @@ def generate(
         return _generate(model, ids, max_new_tokens, frozenset(eos_ids), drafter, cache)
 
 
+def replay(
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    entropy: Sequence[float],
+    *,
+    longest: int = 3,
+    most: int = 10,
+    cost: float | None = None,
+) -> Generated:
+    """What `generate` would do for a greedy answer that is known already: the same counts, without the model.
+
+    ids: of the prompt.  tokens: of the answer, each with the entropy of the distribution it came from.
+    """
+    if len(tokens) != len(entropy) or not tokens:
+        raise ArgumentError.of(
+            "lookup.replay", "entropy", f"{len(entropy)} numbers", f"one for each of {len(tokens)} tokens"
+        )
+    drafter = Drafter(longest=longest, most=most, cost=cost)
+    drafter.extend([*ids, tokens[0]])
+    at, forwards, verified, accepted = 1, 0, 0, 0
+    while at < len(tokens):
+        draft = drafter.propose(entropy[at - 1], len(tokens) - at - 1)
+        right = _agreeing(draft, tokens[at:])
+        drafter.judged(right, len(draft))
+        drafter.extend(tokens[at : at + right + 1])
+        at += right + 1
+        forwards, verified, accepted = forwards + 1, verified + len(draft), accepted + right
+    return Generated(list(tokens), list(entropy), forwards, verified, accepted)
+
+
+def _agreeing(draft: Sequence[int], choice: Sequence[int]) -> int:
+    """How many of the proposed tokens are right, from the first on."""
+    return next((i for i, (a, b) in enumerate(zip(draft, choice)) if a != b), len(draft))
+
+
 def _generate(model: Any, ids: Tensor, wanted: int, eos_ids: frozenset[int], drafter: Drafter, cache: Any) -> Generated:
     tokens, entropy = [], []
     forwards = verified = accepted = 0
@@ -144,7 +179,7 @@ def _generate(model: Any, ids: Tensor, wanted: int, eos_ids: frozenset[int], dra
         logits = model(input_ids=inputs, cache=cache, use_cache=True, logits_to_keep=len(draft) + 1).logits[0]
         stats = head.logits_stats(logits)
         choice = stats.argmax.tolist()
-        right = next((i for i, token in enumerate(draft) if token != choice[i]), len(draft))
+        right = _agreeing(draft, choice)
         new = choice[: right + 1]
         ends = next((i + 1 for i, token in enumerate(new) if token in eos_ids), len(new))
         tokens += new[:ends]
@@ -152,10 +187,9 @@ def _generate(model: Any, ids: Tensor, wanted: int, eos_ids: frozenset[int], dra
         verified, accepted = verified + len(draft), accepted + right
         if ends < len(new) or tokens[-1] in eos_ids or len(tokens) == wanted:
             return Generated(tokens, entropy, forwards, verified, accepted)
-        if draft:
-            drafter.judged(right, len(draft))
-            if right < len(draft):
-                cache.crop(right - len(draft))
+        drafter.judged(right, len(draft))
+        if right < len(draft):
+            cache.crop(right - len(draft))
         drafter.extend(new)
         draft = drafter.propose(entropy[-1], wanted - len(tokens) - 1)
         inputs = torch.tensor([[tokens[-1], *draft]], device=ids.device)

@@ -39,6 +39,7 @@ _ABOUT_CODE = (
 )  # fmt: skip
 _MODULES = ("statistics", "textwrap", "colorsys", "bisect", "heapq", "fractions", "random", "calendar", "difflib", "shlex",
             "string", "ast", "inspect", "fnmatch", "copy", "functools", "tokenize", "turtle", "ipaddress")  # fmt: skip
+BLOCK = 400  # instructions that are shuffled together: fewer are the first of more
 _LENGTHS = range(120, 321)  # characters of a passage
 
 
@@ -58,11 +59,14 @@ def instructions(count: int, seed: int = 0) -> list[str]:
         )
     ]  # fmt: skip
     in_turn = (x for row in itertools.zip_longest(*kinds) for x in row if x is not None)
-    found = list(itertools.islice(in_turn, count))
-    if len(found) < count:
-        raise ArgumentError.of("instructions", "count", count, f"at most {len(found)}, as many as the texts give")
-    rng.shuffle(found)
-    return found
+    found: list[str] = []
+    while len(found) < count:
+        block = list(itertools.islice(in_turn, BLOCK))
+        if not block:
+            raise ArgumentError.of("instructions", "count", count, f"at most {len(found)}, as many as the texts give")
+        rng.shuffle(block)
+        found += block
+    return found[:count]
 
 
 def _filled(rng: random.Random, forms: tuple[str, ...], passages: list[str]) -> list[str]:

@@ -1,0 +1,76 @@
+"""The part of the demo that is about the head: what the model is unsure of while it writes, when a rule would stop it, and how
+much of prompt lookup is verified.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from .. import head
+from ..integrations import lookup
+from ._answers import eos_ids, prompt_ids
+
+TOKENS = 64
+PASSAGE = 60  # tokens of the text that the model is asked about
+COST = 0.1  # of verifying a token, in forwards of one
+PLATEAU = {"plateau_window": 8, "plateau_width": 0.05}  # steps, nats
+BLOCKS = "▁▂▃▄▅▆▇█"
+FULL = 4.0  # nats of a full block
+
+
+def write(lm: Any, passage: torch.Tensor, bar: Any) -> dict[str, Any]:
+    """The model rewrites `passage` int64 [1,n], plainly and with prompt lookup: the same tokens, entropies, when a rule stops."""
+    prompt = f"Copy these lines, then say what they mean:\n\n{lm.tokenizer.decode(passage[0, :PASSAGE])}"
+    ids = torch.tensor([prompt_ids(lm.tokenizer, prompt)])
+    task, ends = bar.add_task(f"write {TOKENS} tokens", total=2), eos_ids(lm.model)
+    found = {}
+    for name, cost in (("all", None), ("budget", COST)):
+        found[name] = lookup.generate(lm.model, ids, TOKENS, eos_ids=ends, cost=cost)
+        bar.advance(task)
+    budget = found["budget"]
+    stop, reason = stopped(budget, ends, ids.shape[1])
+    return {
+        "text": lm.tokenizer.decode(budget.tokens), "entropy": budget.entropy, "stop_after": stop, "stop_reason": reason,
+        "tokens": len(budget.tokens),
+        **{f"{key}_{name}": getattr(side, f"{key}_per_token") for name, side in found.items() for key in ("verified", "forwards")},
+    }  # fmt: skip
+
+
+def stopped(written: lookup.Generated, ends: list[int], prompt_len: int) -> tuple[int, str]:
+    """After how many tokens `termination_step` stops the row, and why."""
+    rule = head.TerminationRule(eos_ids=ends, max_tokens=len(written.tokens), **PLATEAU)
+    state = head.TerminationState.allocate(1, prompt_len)
+    for count, (token, entropy) in enumerate(zip(written.tokens, written.entropy), 1):
+        done, reason = head.termination_step(rule, state, None, _stats(entropy), torch.tensor([token]))
+        if done[0]:
+            return count, head.Reason(int(reason[0])).name.lower()
+    raise AssertionError("max_tokens is a reason")
+
+
+def _stats(entropy: float) -> head.TokenStats:
+    """What a rule reads of one step's statistics."""
+    unknown = dict.fromkeys(head.TokenStats._fields)
+    return head.TokenStats(
+        **{**unknown, "entropy": torch.tensor([entropy]), "status": torch.zeros(1, dtype=torch.uint8)}
+    )
+
+
+def sparkline(entropy: list[float]) -> str:
+    """A character a token: the lowest for 0, the highest for `FULL` nats and above."""
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int(h / FULL * len(BLOCKS)))] for h in entropy)
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """What `write` found, for people."""
+    width, plateau = found["tokens"], f"{PLATEAU['plateau_window']} steps within {PLATEAU['plateau_width']} nats"
+    place = found["stop_after"]
+    return [
+        f"the model writes: {json.dumps(found['text'], ensure_ascii=False)}",
+        f"entropy per token: {sparkline(found['entropy'])}  ({FULL:g} nats are full, mean {sum(found['entropy']) / width:.2f})",
+        f"                   {'^':>{place}} a rule (end of text, or {plateau}) stops after {place} of {width}: {found['stop_reason']}",
+        f"prompt lookup: {found['forwards_all']:.2f} forwards and {found['verified_all']:.2f} verified tokens per token; with a budget "
+        f"{found['forwards_budget']:.2f} and {found['verified_budget']:.2f}, the same text",
+    ]  # fmt: skip
