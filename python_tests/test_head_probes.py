@@ -38,7 +38,7 @@ def test_a_probe_finds_what_is_there(activation):
         {"probe": score, "mean": torch.full_like(score, 0.1)}, complete, parts.test
     )
     assert by_probe["auroc"] > 0.97
-    assert by_probe["precision"] > 0.8
+    assert by_probe["precision"] > 0.75
     assert by_chance["auroc"] == 0.5
     assert by_probe["brier"] < 0.06 < by_chance["brier"]
 

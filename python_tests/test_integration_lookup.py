@@ -23,7 +23,7 @@ def looping(seed):
 
 
 @pytest.mark.parametrize("cost", [None, 0.0, 0.1, 1.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_output_is_that_of_plain_greedy(model, seed, cost):
     ids = looping(seed)
     wanted = generate(model, ids, steps=60)[0, ids.shape[1] :].tolist()

@@ -119,5 +119,6 @@ def complete(prefixes: Sequence[str], finished: bool) -> list[bool]:
 
 def sentences(text: str) -> list[str]:
     """Sentences and lines without the number in a list, cases and inner white space; the indentation (of code) is kept."""
-    parts = (re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", part) for part in re.split(r"(?<=[.!?])[ \t]+|\n+", text))
+    lines = (re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", line) for line in text.split("\n"))
+    parts = (part for line in lines for part in re.split(r"(?<=[.!?])[ \t]+", line))
     return [re.sub(r"(?<=\S)\s+", " ", part.lower()).rstrip() for part in parts if part.strip()]

@@ -32,10 +32,12 @@ def write(lm: Any, passage: torch.Tensor, bar: Any) -> dict[str, Any]:
         bar.advance(task)
     budget = found["budget"]
     stop, reason = stopped(budget, ends, ids.shape[1])
+    per_token = {
+        name: {"forwards": x.forwards_per_token, "verified": x.verified_per_token} for name, x in found.items()
+    }
     return {
         "text": lm.tokenizer.decode(budget.tokens), "entropy": budget.entropy, "stop_after": stop, "stop_reason": reason,
-        "tokens": len(budget.tokens),
-        **{f"{key}_{name}": getattr(side, f"{key}_per_token") for name, side in found.items() for key in ("verified", "forwards")},
+        "per_token": per_token,
     }  # fmt: skip
 
 
@@ -65,12 +67,14 @@ def sparkline(entropy: list[float]) -> str:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """What `write` found, for people."""
-    width, plateau = found["tokens"], f"{PLATEAU['plateau_window']} steps within {PLATEAU['plateau_width']} nats"
-    place = found["stop_after"]
+    entropy, place = found["entropy"], found["stop_after"]
+    mean = sum(entropy) / len(entropy)
+    all_, budget = (found["per_token"][name] for name in ("all", "budget"))
     return [
         f"the model writes: {json.dumps(found['text'], ensure_ascii=False)}",
-        f"entropy per token: {sparkline(found['entropy'])}  ({FULL:g} nats are full, mean {sum(found['entropy']) / width:.2f})",
-        f"                   {'^':>{place}} a rule (end of text, or {plateau}) stops after {place} of {width}: {found['stop_reason']}",
-        f"prompt lookup: {found['forwards_all']:.2f} forwards and {found['verified_all']:.2f} verified tokens per token; with a budget "
-        f"{found['forwards_budget']:.2f} and {found['verified_budget']:.2f}, the same text",
-    ]  # fmt: skip
+        f"entropy per token: {sparkline(entropy)}  ({FULL:g} nats are full, mean {mean:.2f})",
+        f"                   {'^':>{place}} a rule (end of text, or {PLATEAU['plateau_window']} steps within "
+        f"{PLATEAU['plateau_width']} nats) stops after {place} of {len(entropy)} tokens: {found['stop_reason']}",
+        f"prompt lookup: {all_['forwards']:.2f} forwards and {all_['verified']:.2f} verified tokens per token; "
+        f"with a budget {budget['forwards']:.2f} and {budget['verified']:.2f}, the same text",
+    ]

@@ -2,11 +2,13 @@
 
 * complete: stopping here changes nothing (`_answers.complete`).  Against P(EOS), the confidence exp(-entropy), the share in the
   training prompts, and a rule that learns nothing: the sentence that ends here was said before.
-* next_entropy: of the distribution one position later, in nats.  Against this position's entropy and the mean.
+* next_entropy: of the distribution one position later, in nats.  Against this position's entropy, a
+  line through it, and the mean.
 * accepted: where the text proposes a token for the place after next (prompt lookup), it is the greedy one.  Against
   exp(-entropy), the acceptance of proposals with the same length of match, and the mean.
 
-Everything is measured on test prompts; training sees neither them nor the calibration prompts, which set the thresholds.
+Everything is measured on test prompts; training, and the choice of activation and decay, see
+neither them nor the calibration prompts, which set the thresholds.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ Tensor = torch.Tensor
 
 RISKS, CONFIDENCE = (0.05, 0.1), 0.95
 TASKS = ("complete", "next_entropy", "accepted")
+CHOICES = [{"activation": activation, "decay": decay} for activation in ("none", "relu") for decay in (0.01, 0.05, 0.2)]
 UNKNOWN = -1
 
 
@@ -58,15 +61,24 @@ def tasks(answers: Answers, tokenizer: Any, train: Tensor) -> list[Task]:
         Task("accepted", proposed, right[proposed] == 1, {"exp(-entropy)": sure[proposed]}),
     ]
     learnt = [torch.isin(task.rows, train) for task in found]
+    found[1].baselines["line through entropy here"] = _line(answers.entropy[with_next], found[1].targets, learnt[1])
     found[2].baselines["match length"] = _class_means(found[2].targets, matched[proposed], learnt[2])
     for task, use in zip(found, learnt):
         task.baselines["mean"] = _class_means(task.targets, torch.zeros_like(task.rows), use)
     return found
 
 
+def _line(x: Tensor, y: Tensor, train: Tensor) -> Tensor:
+    """f64 [n]: y from x by least squares over the training positions."""
+    a, b = x.double(), y.double()
+    mean, level = a[train].mean(), b[train].mean()
+    slope = ((a[train] - mean) * (b[train] - level)).sum() / (a[train] - mean).square().sum().clamp(min=1e-12)
+    return level + slope * (a - mean)
+
+
 def _class_means(targets: Tensor, label: Tensor, train: Tensor) -> Tensor:
     """f64 [n]: the mean target of the training positions with the same label (int64 [n], small)."""
-    sums, counts = torch.zeros(2, int(label.max()) + 1, dtype=torch.float64)
+    sums, counts = torch.zeros(2, int(label.max()) + 1 if len(label) else 1, dtype=torch.float64)
     sums.index_add_(0, label[train], targets[train].double())
     counts.index_add_(0, label[train], torch.ones(int(train.sum()), dtype=torch.float64))
     return (sums / counts.clamp(min=1))[label]
@@ -103,27 +115,44 @@ def _lookups(answers: Answers) -> tuple[Tensor, Tensor]:
 
 
 def measure(
-    answers: Answers, tokenizer: Any, seed: int, train: Callable[..., head.Probe]
+    answers: Answers, tokenizer: Any, seed: int, advance: Callable[[int], None]
 ) -> tuple[dict[str, head.Probe], dict]:
-    """The trained probes and everything that is said about them. train: `train_probe`, with its progress reported."""
+    """The trained probes and everything that is said about them. advance(n) is called as probes are trained."""
     parts = head.split_by_prompt(answers.prompt, seed=seed)
-    probes, rows, verdicts = {}, [], {}
+    probes, rows, verdicts, stopping = {}, [], {}, []
     for task in tasks(answers, tokenizer, parts.train):
-        use = torch.isin(task.rows, parts.train)
-        probe = train(answers.hidden[task.rows[use]], task.targets[use], link=task.link, seed=seed)
-        predictions = {"probe": head.probe_scores(probe, answers.hidden[task.rows]), **task.baselines}
-        test = torch.isin(task.rows, parts.test)
+        hidden, prompts = answers.hidden[task.rows], answers.prompt[task.rows]
+        use, test = (torch.isin(task.rows, part) for part in (parts.train, parts.test))
+        chosen = _choose(hidden[use], task, task.targets[use], prompts[use], seed)
+        probe = head.train_probe(hidden[use], task.targets[use], link=task.link, seed=seed, **chosen)
+        predictions = {"probe": head.probe_scores(probe, hidden), **task.baselines}
         lines = head.evaluate_probe(predictions, task.targets, test.nonzero()[:, 0])
         rows += [{"task": task.name, **line} for line in lines]
-        verdicts[task.name] = _verdict(task, predictions, lines, test, answers.prompt[task.rows])
+        verdicts[task.name] = {**_verdict(task, predictions, lines, test, prompts), **chosen}
         probes[task.name] = probe
         if task.name == "complete":
-            stopping = [_stopping(name, risk, predictions[name], task.targets, answers.prompt, parts)
-                        for risk in RISKS for name in predictions]  # fmt: skip
+            stopping = [
+                _stopping(name, risk, score, task.targets, prompts, parts)
+                for risk in RISKS for name, score in predictions.items()
+            ]  # fmt: skip
+        advance(1)
     counts = {name: len(answers.prompt[part].unique()) for name, part in parts._asdict().items()}
     return probes, _without_nan({
         "prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts, "stopping": stopping
     })  # fmt: skip
+
+
+def _choose(hidden: Tensor, task: Task, targets: Tensor, prompts: Tensor, seed: int) -> dict[str, Any]:
+    """Activation and decay that do best on a part of the training prompts, trained on the others."""
+    parts = head.split_by_prompt(prompts, seed=seed)
+    learn, held = torch.cat((parts.train, parts.calibration)), parts.test
+
+    def worth(choice: dict[str, Any]) -> float:
+        probe = head.train_probe(hidden[learn], targets[learn], link=task.link, seed=seed, **choice)
+        predicted = head.probe_scores(probe, hidden[held]).double()
+        return -(predicted - targets[held].double()).square().mean().item()
+
+    return max(CHOICES, key=worth)
 
 
 def _without_nan(x: Any) -> Any:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="folder or .gguf file of a causal language model (default: SmolLM2-135M-Instruct)"
     )
-    parser.add_argument("--prompts", type=count(12), default=400, help="instructions to answer (default: 400)")
+    parser.add_argument("--prompts", type=count(12), default=280, help="instructions to answer (default: 280)")
     parser.add_argument("--cap", type=count(4), default=96, help="tokens of an answer, at most (default: 96)")
     parser.add_argument("--batch", type=count(1), default=40, help="answers generated together (default: 40)")
     parser.add_argument("--seed", type=count(0), default=0, help="of prompts, split and training (default: 0)")
@@ -61,13 +61,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         prompts = models.instructions(args.prompts, args.seed)
         answers = _answers.answer(lm, prompts, args.cap, args.batch, lambda n: bar.advance(task, n))
         task = bar.add_task("train the probes", total=len(_probe_eval.TASKS))
-
-        def train(*given: Any, **options: Any) -> Any:
-            probe = head.train_probe(*given, **options)
-            bar.advance(task)
-            return probe
-
-        probes, found = _probe_eval.measure(answers, lm.tokenizer, args.seed, train)
+        probes, found = _probe_eval.measure(answers, lm.tokenizer, args.seed, lambda n: bar.advance(task, n))
     result = {
         "model": lm.name, "weights": weights_digest(lm.model), "cap": args.cap, "seed": args.seed,
         "finished": int(answers.finished.sum()), **found,

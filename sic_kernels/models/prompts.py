@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import itertools
 import random
@@ -51,13 +52,8 @@ def instructions(count: int, seed: int = 0) -> list[str]:
     Raises `ArgumentError` if there are fewer.
     """
     rng = random.Random(seed)
-    kinds = [
-        _filled(rng, forms, list(dict.fromkeys(passages)))
-        for forms, passages in (
-            (_ABOUT_SUBJECTS, _SUBJECTS), (_ABOUT_PARAGRAPHS, _paragraphs()), (_ABOUT_SPEECHES, _speeches()),
-            (_ABOUT_CODE, _functions()),
-        )
-    ]  # fmt: skip
+    forms = (_ABOUT_SUBJECTS, _ABOUT_PARAGRAPHS, _ABOUT_SPEECHES, _ABOUT_CODE)
+    kinds = [_filled(rng, form, list(passages)) for form, passages in zip(forms, _passages())]
     in_turn = (x for row in itertools.zip_longest(*kinds) for x in row if x is not None)
     found: list[str] = []
     while len(found) < count:
@@ -67,6 +63,12 @@ def instructions(count: int, seed: int = 0) -> list[str]:
         rng.shuffle(block)
         found += block
     return found[:count]
+
+
+@functools.cache
+def _passages() -> tuple[tuple[str, ...], ...]:
+    """Subjects and passages of each kind, none twice."""
+    return tuple(tuple(dict.fromkeys(kind)) for kind in (_SUBJECTS, _paragraphs(), _speeches(), _functions()))
 
 
 def _filled(rng: random.Random, forms: tuple[str, ...], passages: list[str]) -> list[str]:
