@@ -55,7 +55,8 @@ def answer(lm: Any, prompts: Sequence[str], cap: int, batch: int, advance: Calla
         advance(len(rows))
     hidden, entropy, eos, token, prompt = (torch.cat(column) for column in zip(*parts))
     by_prompt = prompt.argsort(stable=True)  # within a prompt the steps are in order already
-    return Answers(*(x[by_prompt] for x in (hidden, entropy, eos, token, prompt)), finished, asked)
+    hidden, entropy, eos, token, prompt = (x[by_prompt] for x in (hidden, entropy, eos, token, prompt))
+    return Answers(hidden, entropy, eos, token, prompt, finished, asked)
 
 
 def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:
@@ -75,7 +76,8 @@ def _answer_batch(
     width, ends = max(map(len, asked)), eos_ids(lm.model)
     ids = torch.tensor([[0] * (width - len(x)) + x for x in asked])
     mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in asked])
-    cache, steps = DynamicCache(config=lm.model.config), []
+    cache = DynamicCache(config=lm.model.config)
+    steps: list[tuple[Tensor, ...]] = []
     with torch.inference_mode():
         for step in range(cap + 1):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]

@@ -16,7 +16,7 @@ from ._answers import eos_ids, prompt_ids
 TOKENS = 64
 PASSAGE = 60  # tokens of the text that the model is asked about
 COST = 0.1  # of verifying a token, in forwards of one
-PLATEAU = {"plateau_window": 8, "plateau_width": 0.05}  # steps, nats
+PLATEAU_WINDOW, PLATEAU_WIDTH = 8, 0.05  # steps, nats
 BLOCKS = "▁▂▃▄▅▆▇█"
 FULL = 4.0  # nats of a full block
 
@@ -43,12 +43,14 @@ def write(lm: Any, passage: torch.Tensor, bar: Any) -> dict[str, Any]:
 
 def stopped(written: lookup.Generated, ends: list[int], prompt_len: int) -> tuple[int, str]:
     """After how many tokens `termination_step` stops the row, and why."""
-    rule = head.TerminationRule(eos_ids=ends, max_tokens=len(written.tokens), **PLATEAU)
+    rule = head.TerminationRule(
+        eos_ids=ends, max_tokens=len(written.tokens), plateau_window=PLATEAU_WINDOW, plateau_width=PLATEAU_WIDTH
+    )
     state = head.TerminationState.allocate(1, prompt_len)
     for count, (token, entropy) in enumerate(zip(written.tokens, written.entropy), 1):
         done, reason = head.termination_step(rule, state, None, _stats(entropy), torch.tensor([token]))
         if done[0]:
-            return count, head.Reason(int(reason[0])).name.lower()
+            return count, "|".join(str(bit.name).lower() for bit in head.Reason if bit & int(reason[0]))
     raise AssertionError("max_tokens is a reason")
 
 
@@ -73,8 +75,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     return [
         f"the model writes: {json.dumps(found['text'], ensure_ascii=False)}",
         f"entropy per token: {sparkline(entropy)}  ({FULL:g} nats are full, mean {mean:.2f})",
-        f"                   {'^':>{place}} a rule (end of text, or {PLATEAU['plateau_window']} steps within "
-        f"{PLATEAU['plateau_width']} nats) stops after {place} of {len(entropy)} tokens: {found['stop_reason']}",
+        f"                   {'^':>{place}} a rule (end of text, or {PLATEAU_WINDOW} steps within "
+        f"{PLATEAU_WIDTH} nats) stops after {place} of {len(entropy)} tokens: {found['stop_reason']}",
         f"prompt lookup: {all_['forwards']:.2f} forwards and {all_['verified']:.2f} verified tokens per token; "
         f"with a budget {budget['forwards']:.2f} and {budget['verified']:.2f}, the same text",
     ]

@@ -138,8 +138,15 @@ def measure(
         advance(1)
     counts = {name: len(answers.prompt[part].unique()) for name, part in parts._asdict().items()}
     return probes, _without_nan({
-        "prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts, "stopping": stopping
+        "prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts, "stopping": stopping,
+        "saves_more_than_p_eos": _saves_more(stopping),
     })  # fmt: skip
+
+
+def _saves_more(stopping: list[dict[str, Any]]) -> bool:
+    """Whether the probe saves more tokens than P(EOS) under every one of the guarantees: else there is no use for it."""
+    saved = {(row["name"], row["risk"]): row.get("saved", 0) for row in stopping}
+    return all(saved["probe", risk] > saved["P(EOS)", risk] for risk in RISKS)
 
 
 def _choose(hidden: Tensor, task: Task, targets: Tensor, prompts: Tensor, seed: int) -> dict[str, Any]:
@@ -170,9 +177,8 @@ def _verdict(
     """The probe against the best of its baselines on the test prompts: AUROC, or R^2."""
     key, metric = ("auroc", head.auroc) if task.link == "sigmoid" else ("r2", _r2)
     best = max(lines[1:], key=lambda line: -1.0 if math.isnan(line[key]) else line[key])
-    low, high = head.bootstrap_difference(
-        metric, *(predictions[name][test] for name in ("probe", best["name"])), task.targets[test], prompts[test]
-    )
+    mine, other = (predictions[name][test] for name in ("probe", best["name"]))
+    low, high = head.bootstrap_difference(metric, mine, other, task.targets[test], prompts[test])
     return {"metric": key, "baseline": best["name"], "difference": lines[0][key] - best[key], "low": low, "high": high,
             "beats": low > 0}  # fmt: skip
 

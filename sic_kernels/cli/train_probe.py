@@ -95,6 +95,8 @@ def print_tables(result: dict[str, Any]) -> None:
                       f"[{', '.join(interval)}]")  # fmt: skip
     for risk in dict.fromkeys(row["risk"] for row in result["stopping"]):
         console.print(_stop_table([row for row in result["stopping"] if row["risk"] == risk]))
+    word = "more" if result["saves_more_than_p_eos"] else "no more"
+    console.print(f"complete: with the same guarantees the probe saves {word} tokens than P(EOS)")
     console.print(_speculation.table(result["speculation"]))
 
 

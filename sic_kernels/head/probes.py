@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 
 RANK = 16
 KIND, VERSION = "sic_kernels.head.probes", "1"
+PARTS = ("projection", "vector", "bias")
 
 
 class Split(NamedTuple):
@@ -128,7 +129,7 @@ def save_probes(path: str | Path, probes: Mapping[str, Probe], meta: Mapping[str
     """One safetensors file of probes by name. meta: JSON-able: the model's fingerprint, data, metrics, thresholds."""
     save_file = extra("safetensors.torch", "files of probes", "blobs").save_file
     tensors = {f"{name}.{part}": getattr(p, part).contiguous() for name, p in probes.items()
-               for part in ("projection", "vector", "bias")}  # fmt: skip
+               for part in PARTS}  # fmt: skip
     shape = {name: [p.activation, p.link] for name, p in probes.items()}
     save_file(tensors, str(path), metadata={"kind": KIND, "version": VERSION, "probes": json.dumps(shape),
                                             "meta": json.dumps(dict(meta))})  # fmt: skip
@@ -144,8 +145,8 @@ def load_probes(path: str | Path) -> tuple[dict[str, Probe], dict[str, Any]]:
                 raise ArgumentError.of("load_probes", "path", str(path), "a file written by save_probes")
             shape = json.loads(about["probes"])
             probes = {
-                name: Probe(*(file.get_tensor(f"{name}.{part}") for part in ("projection", "vector", "bias")), *how)
-                for name, how in shape.items()
+                name: Probe(*(file.get_tensor(f"{name}.{part}") for part in PARTS), activation, link)
+                for name, (activation, link) in shape.items()
             }
             return probes, json.loads(about["meta"])
     except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:

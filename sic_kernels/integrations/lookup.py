@@ -63,7 +63,7 @@ class Drafter:
             if start is not None:
                 self.matched, self._entropy = size, bisect.bisect(ENTROPIES, entropy)
                 found = self._text[start : start + min(self.most, limit)]
-                return found if self.cost is None else found[: self._budget(len(found))]
+                return found if self.cost is None else found[: self._budget(len(found), self.cost)]
         return []
 
     def judged(self, accepted: int, proposed: int) -> None:
@@ -73,14 +73,14 @@ class Drafter:
             right, seen = self._counts.get(kind, (1, 2))
             self._counts[kind] = (right + (place < accepted), seen + 1)
 
-    def _budget(self, count: int) -> int:
+    def _budget(self, count: int, cost: float) -> int:
         if count == 0:
             return 0
         (first, n), (later, m) = (
             self._counts.get((self.matched, self._entropy, then), (1, 2)) for then in (False, True)
         )
         confidence = torch.tensor([[first / n, *[later / m] * (count - 1)]])
-        return int(head.verify_budget(confidence, self.cost)[0])
+        return int(head.verify_budget(confidence, cost)[0])
 
 
 @dataclasses.dataclass(frozen=True)
