@@ -226,7 +226,7 @@ def test_errors():
     hidden, complete, prompt = data(4)
     for arguments, options, words in (
         ((hidden[0], complete), {}, "train_probe: hidden: got float32"),
-        ((hidden, complete[:5]), {}, r"train_probe: targets: got \[5\]"),
+        ((hidden, complete[:5]), {}, r"train_probe: targets: got bool\[5\]"),
         ((hidden, complete), {"link": "probit"}, "train_probe: link: got 'probit'"),
         ((hidden, complete), {"rank": 0}, "train_probe: rank"),
         ((hidden * torch.nan, complete), {}, "not finite"),

@@ -138,8 +138,8 @@ def measure(
         advance(1)
     counts = {name: len(answers.prompt[part].unique()) for name, part in parts._asdict().items()}
     return probes, _without_nan({
-        "prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts, "stopping": stopping,
-        "saves_more_than_p_eos": _saves_more(stopping),
+        "prompts": counts, "positions": len(answers.prompt), "rows": rows, "against_best_baseline": verdicts,
+        "stopping": stopping, "saves_more_than_p_eos": _saves_more(stopping),
     })  # fmt: skip
 
 

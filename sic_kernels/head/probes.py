@@ -144,12 +144,12 @@ def load_probes(path: str | Path) -> tuple[dict[str, Probe], dict[str, Any]]:
             if (about.get("kind"), about.get("version")) != (KIND, VERSION):
                 raise ArgumentError.of("load_probes", "path", str(path), "a file written by save_probes")
             shape = json.loads(about["probes"])
-            probes = {
-                name: Probe(*(file.get_tensor(f"{name}.{part}") for part in PARTS), activation, link)
-                for name, (activation, link) in shape.items()
-            }
+            probes = {}
+            for name, (activation, link) in shape.items():
+                projection, vector, bias = (file.get_tensor(f"{name}.{part}") for part in PARTS)
+                probes[name] = Probe(projection, vector, bias, activation, link)
             return probes, json.loads(about["meta"])
-    except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError.of("load_probes", "path", f"{path} ({error})", "a file written by save_probes") from error
@@ -157,14 +157,12 @@ def load_probes(path: str | Path) -> tuple[dict[str, Probe], dict[str, Any]]:
 
 def _check(op: str, hidden: Tensor, targets: Tensor) -> None:
     if not isinstance(hidden, Tensor) or hidden.ndim != 2 or not hidden.is_floating_point() or not len(hidden):
-        got = (
-            f"{hidden.dtype}{list(hidden.shape)}".removeprefix("torch.")
-            if isinstance(hidden, Tensor)
-            else type(hidden).__name__
-        )
-        raise ArgumentError.of(op, "hidden", got, "a float tensor [N,D] with a row at least")
+        raise ArgumentError.of(op, "hidden", _described(hidden), "a float tensor [N,D] with a row at least")
     if not isinstance(targets, Tensor) or targets.shape != hidden.shape[:1]:
-        got = list(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-        raise ArgumentError.of(op, "targets", got, f"[{len(hidden)}]")
+        raise ArgumentError.of(op, "targets", _described(targets), f"[{len(hidden)}]")
     if not bool(hidden.isfinite().all()) or not bool(targets.double().isfinite().all()):
         raise ArgumentError.of(op, "hidden or targets", "values that are not finite", "finite values")
+
+
+def _described(x: object) -> str:
+    return f"{x.dtype}{list(x.shape)}".removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
