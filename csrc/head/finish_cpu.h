@@ -4,14 +4,14 @@
 
 namespace sic::cpu::SIC_ISA {
 
-// Segments first, first + 1, .. of a row, in the order of their columns.
-SIC_INLINE RowTotals join_segments(const Segments& segments, int64_t first, int64_t count, double inverse_temperature,
-                                   TopList list, int64_t vocab_start) {
+// The segments of row b, in the order of their columns.
+SIC_INLINE RowTotals join_segments(const Segments& segments, int64_t b, double inverse_temperature, TopList list,
+                                   int64_t vocab_start) {
   RowTotals row{{}, list, vocab_start};
-  for (int64_t i = first; i < first + count; ++i) {
-    const Segment& part = *reinterpret_cast<const Segment*>(segments.at(i));
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const Segment& part = *reinterpret_cast<const Segment*>(segments.at(b, i));
     row.moments.merge(part.moments, inverse_temperature);
-    const TopList listed = segments.list(i);
+    const TopList listed = segments.list(b, i);
     for (int j = 0; j < part.used; ++j) row.list.offer(listed.z[j], listed.id[j]);
   }
   return row;
@@ -32,14 +32,13 @@ SIC_INLINE void write_part(const head::Part& out, int64_t b, const RowTotals& ro
 
 // Results of row b. z_at(column) is z of a column that takes part.
 template <class ZAt>
-SIC_INLINE void finish_row(const StatsArgs& a, int64_t b, const Segments& segments, int64_t first, int64_t count,
-                           ZAt z_at) {
+SIC_INLINE void finish_row(const StatsArgs& a, int64_t b, const Segments& segments, ZAt z_at) {
   float z[head::kMaxTop];
   int32_t id[head::kMaxTop];
   const int64_t start = a.in.vocab_start, columns = head::columns(a);
   const double inverse = inverse_temperature(a.in.temperature, b);
-  const TopList list{z, id, static_cast<int>(segments.room), 0};
-  const RowTotals row = join_segments(segments, first, count, inverse, list, start);
+  const TopList list{z, id, static_cast<int>(segments.room)};
+  const RowTotals row = join_segments(segments, b, inverse, list, start);
   const auto at = [&](int64_t global) {
     const int64_t column = global - start;
     return column >= 0 && column < columns && row.moments.status == 0 ? z_at(column) : kNever;

@@ -19,13 +19,13 @@ constexpr int64_t kRowsAtATime = 64;  // of hidden states, which share the weigh
 template <class H, class T>
 struct Call {
   const StatsArgs& a;
-  const H* hidden;          // [B, Dp]
-  int64_t Dp, B, V, count;  // count: segments of a row
+  const H* hidden;  // [B, Dp]
+  int64_t Dp, B, V;
   Segments segments;
 
   void columns_of(int64_t task) const {
-    const int64_t b0 = task / count * kRowsAtATime, rows = std::min(kRowsAtATime, B - b0);
-    const int64_t index = task % count, first = index * kColumns, n = std::min(kColumns, V - first);
+    const int64_t b0 = task / segments.count * kRowsAtATime, rows = std::min(kRowsAtATime, B - b0);
+    const int64_t index = task % segments.count, first = index * kColumns, n = std::min(kColumns, V - first);
     float* z = reinterpret_cast<float*>(thread_scratch(kRowsAtATime * kColumns * static_cast<int64_t>(sizeof(float))));
     const TensorView& w = a.in.weight;
     dots(hidden + b0 * Dp, Dp, rows, w.as<const T>() + first * w.stride[0], w.stride[0], n, w.shape[1], z, kColumns);
@@ -36,17 +36,17 @@ struct Call {
     const Shaping shaping(a.in, b);
     if (!shaping.none()) shape_block(z, shaping, first, n, z);
     Moments moments;
-    TopList list = segments.list(b * count + index);
-    count_block(z, n, first, inverse_temperature(a.in.temperature, b), moments, list);
-    segments.put(b * count + index, moments, list);
+    TopList list = segments.list(b, index);
+    count_block(z, n, first, inverse_temperature(a.in.temperature, b), z + kColumns, moments, list);
+    segments.put(b, index, moments, list);
   }
 
   void finish(int64_t b) const {
     const Shaping shaping(a.in, b);
-    finish_row(a, b, segments, b * count, count, [&](int64_t column) {
-      float x[kTileRows];
+    finish_row(a, b, segments, [&](int64_t column) {
+      float x[1];
       const TensorView& w = a.in.weight;
-      dots(hidden + b * Dp, Dp, 1, w.as<const T>() + column * w.stride[0], w.stride[0], 1, w.shape[1], x, kTileRows);
+      dots(hidden + b * Dp, Dp, 1, w.as<const T>() + column * w.stride[0], w.stride[0], 1, w.shape[1], x, 1);
       return shaping(load_first(x, 1), column, 1)[0];
     });
   }
@@ -68,16 +68,16 @@ void take_hidden(const TensorView& v, int64_t Dp, H* out) {
 
 template <class H, class T>
 void run(const StatsArgs& a) {
-  const int64_t B = head::rows(a), V = head::columns(a), D = a.in.hidden.shape[1];
-  const int64_t count = std::max<int64_t>(1, head::ceil_div(V, kColumns)), Dp = (D + 63) / 64 * 64;
-  const int64_t room = head::is_part(a) ? a.part.top_ids.shape[1] : std::max<int64_t>(1, a.wanted.k);
-  const int64_t hidden_bytes = B * Dp * static_cast<int64_t>(sizeof(H));
-  const CallScratch scratch({}, (hidden_bytes + 63) / 64 * 64 + B * count * Segments::bytes_of(room));
+  const int64_t B = head::rows(a), V = head::columns(a), D = a.in.hidden.shape[1], Dp = (D + 63) / 64 * 64;
+  const int64_t count = std::max<int64_t>(1, head::ceil_div(V, kColumns));
+  Carver measure(nullptr);
+  measure.take<H>(B * Dp), Segments(measure, a, count);
+  const CallScratch scratch({}, measure.used());
   Carver carve(scratch.data());
   H* hidden = carve.take<H>(B * Dp);
   take_hidden(a.in.hidden, Dp, hidden);
-  const Segments segments{carve.take<char>(B * count * Segments::bytes_of(room)), room};
-  const Call<H, T> call{a, hidden, Dp, B, V, count, segments};
+  const Call<H, T> call{a, hidden, Dp, B, V, Segments(carve, a, count)};
+  for (int64_t b = 0; b < B; ++b) call.segments.floors[b].clear();
   parallel_for(count * head::ceil_div(B, kRowsAtATime), [&](int64_t task) { call.columns_of(task); });
   parallel_for(B, [&](int64_t b) {
     call.finish(b);

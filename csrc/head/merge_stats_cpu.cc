@@ -25,7 +25,7 @@ void merge_row(const head::MergeArgs& a, int64_t b) {
   const head::Part& p = a.parts;
   const int64_t n = p.m.shape[0], k = p.top_ids.shape[2];
   const double inverse = inverse_temperature(a.temperature, b);
-  RowTotals row{{}, {z, id, static_cast<int>(k), 0}, 0};
+  RowTotals row{{}, {z, id, static_cast<int>(k)}, 0};
   for (int64_t i = 0; i < n; ++i) {
     row.moments.merge({at<float>(p.m, i, b), at<double>(p.s, i, b), at<double>(p.t, i, b), at<double>(p.u, i, b),
                        at<uint8_t>(p.status, i, b)},

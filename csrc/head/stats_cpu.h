@@ -1,6 +1,7 @@
 // Statistics of a row of logits on the CPU: blocks of z in the first-level cache, moments of a block in vectors, sums
 // of blocks in double. Blocks and segments are counted from the first column: what a row gives depends on V alone.
 #pragma once
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -13,26 +14,30 @@ namespace sic::cpu::SIC_ISA {
 using head::StatsArgs;
 
 constexpr int64_t kBlock = 2048;  // columns whose z are looked at twice
+constexpr int kInGroup = 4;       // vectors that are worked on at a time
+constexpr int64_t kGroup = kInGroup * W;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr double kLn2 = 0.6931471805599453;
 
 // ---- lists of the greatest -----------------------------------------------------------------------------------------
 
-// The greatest `room` of what was offered, greatest first, of equals the lowest id first.
+// The greatest `room` of what was offered, greatest first, of equals the lowest id first. What is not above `floor` is
+// never listed.
 struct TopList {
   float* z;
   int32_t* id;
   int room, used = 0;
+  float floor = kNever;
 
-  SIC_MEMBER_INLINE float least() const { return used < room ? kNever : z[used - 1]; }
-  // Ids come in ascending order. -inf is never listed.
+  SIC_MEMBER_INLINE float least() const { return used < room ? floor : z[used - 1]; }
+  // Ids come in ascending order.
   SIC_MEMBER_INLINE void offer(float x, int32_t i) {
     if (!(x > least())) return;
     insert(x, i, [&](int at) { return z[at] < x; });
   }
   SIC_MEMBER_INLINE void offer_any_order(float x, int32_t i) {
     const auto follows = [&](int at) { return z[at] < x || (z[at] == x && id[at] > i); };
-    if (x > kNever && (used < room || follows(used - 1))) insert(x, i, follows);
+    if (x > floor && (used < room || follows(used - 1))) insert(x, i, follows);
   }
 
  private:
@@ -42,6 +47,25 @@ struct TopList {
     for (; at > 0 && follows(at - 1); --at) z[at] = z[at - 1], id[at] = id[at - 1];
     z[at] = x, id[at] = i;
   }
+};
+
+// What all segments of a row know of its list: below it nothing can be listed any more. Which segments know how much
+// does not change what is listed in the end.
+class Floor {
+ public:
+  SIC_MEMBER_INLINE float get() const { return value_.load(std::memory_order_relaxed); }
+  SIC_MEMBER_INLINE void clear() { value_.store(kNever, std::memory_order_relaxed); }
+  // A full list: equals of its last may have lower ids elsewhere.
+  SIC_MEMBER_INLINE void raise(const TopList& list) {
+    if (list.used < list.room) return;
+    const float below = std::nextafter(list.least(), kNever);
+    float known = get();
+    while (known < below && !value_.compare_exchange_weak(known, below, std::memory_order_relaxed)) {
+    }
+  }
+
+ private:
+  std::atomic<float> value_;
 };
 
 // ---- moments --------------------------------------------------------------------------------------------------------
@@ -76,16 +100,16 @@ struct Moments {
   }
 };
 
-// 2^x of x <= 0 or NaN; 0 for what is far below.
+// 2^x of x <= 0 or NaN, relative error below 2e-7; 0 for what is far below.
 SIC_INLINE vf exp2_down(vf x) {
 #if defined(__AVX512BW__)
   // Half the instructions of exp2: the scaling underflows by itself.
   const vf n = vf(_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)), f = x - n;
-  vf p = splat(1.339887440266574e-3f);
-  p = fma(p, f, splat(9.618437357674640e-3f));
-  p = fma(p, f, splat(5.550332471162809e-2f));
-  p = fma(p, f, splat(2.402264791363012e-1f));
-  p = fma(p, f, splat(6.931472028550421e-1f));
+  vf p = splat(1.326472731307149e-3f);
+  p = fma(p, f, splat(9.671512991189957e-3f));
+  p = fma(p, f, splat(5.550733581185341e-2f));
+  p = fma(p, f, splat(2.402224242687225e-1f));
+  p = fma(p, f, splat(6.931470036506653e-1f));
   p = fma(p, f, splat(1.0f));
   return vf(_mm512_scalef_ps(p, n));
 #else
@@ -103,18 +127,22 @@ struct VectorSums {
   }
 };
 
-// Adds n columns whose greatest z is top; factor: log2(e) / temperature.
-SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_temperature, Moments& total) {
+// Adds n columns whose greatest z is top. next: what will be read after them, brought nearer meanwhile.
+SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_temperature, const char* next,
+                          Moments& total) {
   if (top > total.m) {
     if (total.m != kNever) total.shift((static_cast<double>(total.m) - top) * inverse_temperature);
     total.m = top;
   }
   const vf m = splat(total.m), factor = splat(static_cast<float>(inverse_temperature / kLn2));
-  VectorSums sums[4];
+  VectorSums sums[kInGroup];
   int64_t i = 0;
-  for (; i + 4 * W <= n; i += 4 * W) {
+  for (; i + kGroup <= n; i += kGroup) {
     SIC_UNROLL
-    for (int j = 0; j < 4; ++j) sums[j].add(load(z + i + j * W), m, factor);
+    for (int j = 0; j < kInGroup; ++j) {
+      sums[j].add(load(z + i + j * W), m, factor);
+      prefetch(next + (i + j * W) * static_cast<int64_t>(sizeof(float)));
+    }
   }
   for (; i < n; i += W) {
     vf rest = splat(kNever);
@@ -126,15 +154,17 @@ SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_t
   total.u += kLn2 * kLn2 * reduce_add((sums[0].u + sums[1].u) + (sums[2].u + sums[3].u));
 }
 
-// The greatest of n columns; NaN are passed over.
-SIC_INLINE float block_top(const float* z, int64_t n) {
-  vf top[4] = {splat(kNever), splat(kNever), splat(kNever), splat(kNever)};
+// The greatest of n columns, and lane by lane of each whole group; NaN are passed over.
+SIC_INLINE float block_top(const float* z, int64_t n, vf* groups) {
+  vf top = splat(kNever);
   int64_t i = 0;
-  for (; i + 4 * W <= n; i += 4 * W) {
-    SIC_UNROLL
-    for (int j = 0; j < 4; ++j) top[j] = max(load(z + i + j * W), top[j]);
+  for (; i + kGroup <= n; i += kGroup) {
+    const vf low = max(load(z + i), max(load(z + i + W), splat(kNever)));
+    const vf high = max(load(z + i + 2 * W), max(load(z + i + 3 * W), splat(kNever)));
+    *groups = max(low, high);
+    top = max(*groups++, top);
   }
-  float best = reduce_max(max(max(top[0], top[1]), max(top[2], top[3])));
+  float best = reduce_max(top);
   for (; i < n; ++i) best = z[i] > best ? z[i] : best;
   return best;
 }
@@ -147,30 +177,34 @@ SIC_INLINE uint8_t faults_of(const float* z, int64_t n) {
 }
 
 // Lists what is above the least of the list.
-SIC_INLINE void list_block(const float* z, int64_t n, int64_t first, TopList& list) {
+SIC_INLINE void list_block(const float* z, int64_t n, int64_t first, const vf* groups, TopList& list) {
   int64_t i = 0;
-  for (; i + W <= n; i += W) {
-    if (!any(load(z + i) > splat(list.least()))) continue;
-    for (int64_t j = i; j < i + W; ++j) list.offer(z[j], static_cast<int32_t>(first + j));
+  for (; i + kGroup <= n; i += kGroup) {
+    if (!any(*groups++ > splat(list.least()))) continue;
+    for (int64_t j = i; j < i + kGroup; j += W) {
+      if (!any(load(z + j) > splat(list.least()))) continue;
+      for (int64_t lane = j; lane < j + W; ++lane) list.offer(z[lane], static_cast<int32_t>(first + lane));
+    }
   }
   for (; i < n; ++i) list.offer(z[i], static_cast<int32_t>(first + i));
 }
 
 // A block of z of one row: columns first, first + 1, ..
-SIC_INLINE void count_block(const float* z, int64_t n, int64_t first, double inverse_temperature, Moments& total,
-                            TopList& list) {
-  const float top = block_top(z, n);
+SIC_INLINE void count_block(const float* z, int64_t n, int64_t first, double inverse_temperature, const void* next,
+                            Moments& total, TopList& list) {
+  vf groups[kBlock / kGroup];
+  const float top = block_top(z, n, groups);
   if (top == kNever || top == -kNever) {  // nothing to count, but a NaN must not hide among -inf
     total.status |= faults_of(z, n);
     return;
   }
-  add_block(z, n, top, inverse_temperature, total);
+  add_block(z, n, top, inverse_temperature, static_cast<const char*>(next), total);
   if (total.s != total.s) {
     total.status |= faults_of(z, n);
     total = {kNever, 0, 0, 0, total.status};
     return;
   }
-  if (top > list.least()) list_block(z, n, first, list);
+  if (top > list.least()) list_block(z, n, first, groups, list);
 }
 
 // ---- from x to z ----------------------------------------------------------------------------------------------------
@@ -198,7 +232,8 @@ struct Shaping {
     if (softcap > 0) x = tanh(x / splat(softcap)) * splat(softcap);
     if (bias) x = x + (n == W ? load(bias + column) : load_first(bias + column, static_cast<int>(n)));
     if (!mask) return x;
-    const vi bit = vi{} + mask[column / 32] >> (lane_numbers() + static_cast<int32_t>(column % 32)) & 1;
+    const vi word = vi{} + mask[column / 32];
+    const vi bit = (word >> (lane_numbers() + static_cast<int32_t>(column % 32))) & 1;
     return bit != 0 ? x : splat(kNever);
   }
 };
@@ -226,19 +261,26 @@ struct Segment {
   int32_t used;
 };
 
-// Where the segments of a call's rows lie, in order.
+// Where the segments of a call's rows lie, in order; count of a row.
 struct Segments {
   char* data;
-  int64_t room;
+  Floor* floors;
+  int64_t count, room;
 
-  static int64_t bytes_of(int64_t room) { return (static_cast<int64_t>(sizeof(Segment)) + room * 8 + 63) / 64 * 64; }
-  SIC_MEMBER_INLINE char* at(int64_t i) const { return data + i * bytes_of(room); }
-  SIC_MEMBER_INLINE TopList list(int64_t i) const {
-    float* z = reinterpret_cast<float*>(at(i) + sizeof(Segment));
-    return {z, reinterpret_cast<int32_t*>(z + room), static_cast<int>(room), 0};
+  Segments(Carver& carve, const StatsArgs& a, int64_t count_of_row)
+      : count(count_of_row), room(head::is_part(a) ? a.part.top_ids.shape[1] : std::max<int64_t>(1, a.wanted.k)) {
+    floors = carve.take<Floor>(head::rows(a));
+    data = carve.take<char>(head::rows(a) * count * bytes_of(room));
   }
-  SIC_MEMBER_INLINE void put(int64_t i, const Moments& moments, const TopList& list) const {
-    *reinterpret_cast<Segment*>(at(i)) = {moments, list.used};
+  static int64_t bytes_of(int64_t room) { return (static_cast<int64_t>(sizeof(Segment)) + room * 8 + 63) / 64 * 64; }
+  SIC_MEMBER_INLINE char* at(int64_t b, int64_t i) const { return data + (b * count + i) * bytes_of(room); }
+  SIC_MEMBER_INLINE TopList list(int64_t b, int64_t i) const {
+    float* z = reinterpret_cast<float*>(at(b, i) + sizeof(Segment));
+    return {z, reinterpret_cast<int32_t*>(z + room), static_cast<int>(room), 0, floors[b].get()};
+  }
+  SIC_MEMBER_INLINE void put(int64_t b, int64_t i, const Moments& moments, const TopList& list) const {
+    *reinterpret_cast<Segment*>(at(b, i)) = {moments, list.used};
+    floors[b].raise(list);
   }
 };
 

@@ -27,7 +27,7 @@ def _divisor(temperature: Any, rows: int) -> Tensor:
 
 
 def _shaped(x: Tensor, bias: Any, softcap: Any, valid_vocab: Any, mask_bits: Any, vocab_start: int) -> Tensor:
-    """z [B,V]."""
+    """z [B,V], numbers of f32."""
     z = x if softcap is None else softcap * torch.tanh(x / softcap)
     z = z if bias is None else z + bias.double()
     ids = torch.arange(x.shape[1])
@@ -36,7 +36,7 @@ def _shaped(x: Tensor, bias: Any, softcap: Any, valid_vocab: Any, mask_bits: Any
         live = (mask_bits[:, ids // 32] >> (ids % 32)) & 1 == 1
     if valid_vocab is not None:
         live = live & (ids + vocab_start < valid_vocab)
-    return torch.where(live, z, NEVER)
+    return torch.where(live, z.float().double(), NEVER)
 
 
 def _listed(z: Tensor, k: int, vocab_start: int) -> tuple[Tensor, Tensor]:
