@@ -81,6 +81,15 @@ def test_included_stops_hold_nothing_back():
     assert fed(["<end>"], b"a<e", b"nd", b">b", include=True) == (True, [b"a<e", b"nd", b">"], 1)
 
 
+def test_the_table_of_the_documentation():
+    """docs/termination.md"""
+    matcher = StopMatcher(["</a>", "<br>", "br/"])
+    steps = [matcher.feed([piece]) for piece in (b"see <", b"b", b"old> <br", b">!")]
+    assert [step.safe[0] for step in steps] == [b"see ", b"", b"<bold> ", b""]
+    assert [step.trim.item() for step in steps] == [0, 0, 0, 5]
+    assert fed(["</a>", "<br>", "br/"], b"<br", b"/") == (True, [b"", b"<"], 3)
+
+
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +255,7 @@ def test_no_stops_and_wrong_ones():
     assert (rule.eos_ids, matcher.stops) == ((), [])
     with pytest.raises(sic.ArgumentError, match="StopMatcher: stops: got an empty one"):
         stop_rule([""], Tokenizer())
-    with pytest.raises(sic.ArgumentError, match="StopMatcher: stops: got str"):
+    with pytest.raises(sic.ArgumentError, match="stop_rule: stops: got str"):
         stop_rule("END", Tokenizer())
     with pytest.raises(sic.ArgumentError, match="stop_rule: tokenizer: got int"):
         stop_rule(["END"], 3)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_helpers import every_backend, native_backend
+from triton_process import check_passed, interpreter, needs_triton
 
 import sic_kernels as sic
 from sic_kernels.head import Reason, TerminationRule, TerminationState, TokenStats, record_stops, termination_step
@@ -217,6 +218,21 @@ def test_fuzz(seed, B, window, backend):
     check_steps(backend, seed, B, 12, window)
 
 
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512", "neon"])
+def test_instruction_sets(isa):
+    from sic_kernels.runtime import native
+
+    module = native.module()
+    if isa not in module.supported_isas():
+        pytest.skip(f"this processor has no {isa}")
+    before = module.isa()
+    module.force_isa(isa)
+    try:
+        check_steps("cpu", 7, 9, 8, 3)
+    finally:
+        module.force_isa(before)
+
+
 @native_backend
 def test_a_row_does_not_depend_on_its_batch(backend):
     gen = generator(1)
@@ -258,6 +274,17 @@ def test_on_a_gpu():
     state = TerminationState.allocate(2, device="cuda")
     done, _ = termination_step(TerminationRule(eos_ids=[2]), state, None, None, torch.tensor([2, 3], device="cuda"))
     assert done.tolist() == [True, False]
+
+
+@needs_triton
+@pytest.mark.slow
+def test_triton():
+    """All of the above on Triton's interpreter."""
+    process = interpreter(["test_head_termination.py"])
+    try:
+        check_passed(process, 19)
+    finally:
+        process.kill()
 
 
 # --- the public function --------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ struct TerminationRows {
   double slope_per_token;
 };
 
-inline TerminationRows rows_of(const TerminationArgs& a) {
+__attribute__((always_inline)) inline TerminationRows rows_of(const TerminationArgs& a) {
   const TerminationState& s = a.state;
   return {a.tokens.data,
           a.score.as<const float>(),

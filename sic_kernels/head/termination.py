@@ -229,17 +229,18 @@ def stop_rule(
     then a stop of one token is both, an id and a text.  Stops given as bytes are text.
     """
     encode, special = _encoder(tokenizer)
+    if isinstance(stops, (str, bytes)):
+        raise ArgumentError.of("stop_rule", "stops", type(stops).__name__, "a list of bytes or str")
     ids, texts = [], []
-    for stop in [] if stops is None else stops:
+    for stop in stops or ():
         tokens = list(encode(stop)) if isinstance(stop, str) and stop else []
         single = len(tokens) == 1 and (special is None or tokens[0] in special)
         if single:
             ids.append(int(tokens[0]))
         if not single or special is None:
             texts.append(stop)
-    matcher = StopMatcher(stops if isinstance(stops, (str, bytes)) else texts, batch, include=include)
     eos_ids = (*_eos_ids(rule.pop("eos_ids", ())), *ids)
-    return TerminationRule(eos_ids=eos_ids, **rule), matcher
+    return TerminationRule(eos_ids=eos_ids, **rule), StopMatcher(texts, batch, include=include)
 
 
 def _encoder(tokenizer: Any) -> tuple[Callable[[str], Iterable[int]], set[int] | None]:
