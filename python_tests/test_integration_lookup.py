@@ -46,7 +46,7 @@ def test_entropies_are_those_of_plain_decoding(model):
 def test_an_accepting_model_saves_forwards(model):
     """Once greedy decoding is in a loop, whole proposals are accepted."""
     ids = looping(1)
-    ids = torch.cat((ids, torch.tensor([lookup.generate(model, ids, 200).tokens])), 1)
+    ids = torch.cat((ids, torch.tensor([lookup.generate(model, ids, 80).tokens])), 1)
     found = lookup.generate(model, ids, 50)
     if found.accepted:  # a random model need not loop
         assert found.forwards < 49

@@ -74,7 +74,9 @@ def logits_grid() -> Iterator[Case]:
     """Grid 2 (rows 989 in the smallest vocabulary only: it is the same kernel), and every option on odd shapes."""
     sizes = itertools.product((1, 99), (111, 32000, 128256), (1.0, 0.5, 0.1), (F32, F16, BF16))
     for n, (rows, V, temperature, dtype) in enumerate(sizes):
-        if V == 111 or (rows == 1 and n % 3 == n // 3 % 3) or (rows * V < 4_000_000 and n == 39):  # the long ones take turns
+        if (
+            V == 111 or (rows == 1 and n % 3 == n // 3 % 3) or (rows * V < 4_000_000 and n == 39)
+        ):  # the long ones take turns
             yield holes_case(rows, V, temperature, dtype)
     yield holes_case(989, 111, 0.5, F32)
     for n, V in enumerate((1, 2, 15, 16, 17, 31, 33, 64, 257, 2048, 2049, 5003)):
