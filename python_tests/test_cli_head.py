@@ -90,11 +90,11 @@ def test_the_demo_shows_the_head(folder, capsys):
     assert written["per_token"]["budget"]["verified"] <= written["per_token"]["all"]["verified"]
     text = "\n".join(_demo_head.lines(written))
     assert written["stop_reason"] in text
-    assert f"{_demo_head.sparkline(written['entropy'])}  (4 nats" in text
+    assert f"{_demo_head.sparkline(written['entropy'])}  (6 nats" in text
 
 
 def test_sparkline_by_hand():
-    assert _demo_head.sparkline([0.0, 0.5, 2.0, 3.99, 9.0]) == "▁▂▅██"
+    assert _demo_head.sparkline([0.0, 0.5, 2.0, 3.99, 9.0]) == "▁▁▃▆█"
 
 
 def test_why_a_rule_stops():

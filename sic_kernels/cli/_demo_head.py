@@ -18,7 +18,7 @@ PASSAGE = 60  # tokens of the text that the model is asked about
 COST = 0.1  # of verifying a token, in forwards of one
 PLATEAU_WINDOW, PLATEAU_WIDTH = 8, 0.05  # steps, nats
 BLOCKS = "▁▂▃▄▅▆▇█"
-FULL = 4.0  # nats of a full block
+FULL = 6.0  # nats of a full block
 
 
 def write(lm: Any, passage: torch.Tensor, bar: Any) -> dict[str, Any]:
