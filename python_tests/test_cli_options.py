@@ -9,6 +9,8 @@ WRONG = [
     ("demo", "--context", "0"), ("demo", "--context", "-5"), ("demo", "--threads", "-3"), ("demo", "--steps", "x"),
     ("demo", "--ratio", "7"), ("demo", "--ratio", "nan"), ("eval", "slicing", "--scored", "0"),
     ("eval", "slicing", "--needles", "13"), ("eval", "slicing", "--skip", "-1"), ("eval", "slicing", "--ratio", "0"),
+    ("eval", "head", "--answers", "-1"), ("train-probe", "--prompts", "11"), ("train-probe", "--cap", "3"),
+    ("train-probe", "--out", "/absent/probe.safetensors"), ("train-probe", "--seed", "-1"), ("train-probe", "--batch", "0"),
     ("verify-determinism", "--runs", "1"), ("verify-determinism", "--threads", "0"),
     ("bench", "--plot", "/absent/page.html"), ("bench", "--save", "/absent/bench.json"),
 ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""`python -m sic_kernels demo`: a real model over a real text, decoded dense, with sliced attention, and on a coded cache."""
+"""`python -m sic_kernels demo`: a real model over a real text, decoded dense, with sliced attention, and on a coded cache;
+then what its logits say while it writes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from .. import models
     from ..integrations.transformers import SlicedCache, enable
     from ..slicing import SlicePolicy
-    from . import _run
+    from . import _demo_head, _run
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -88,8 +90,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 del coded
         cache.clear_stats()
         sides["sliced"] = decode("sliced", "sic_sliced", cache)
+        lm.model.set_attn_implementation("sdpa")
+        written = _demo_head.write(lm, continuation, bar)
     result = _result(args, lm, policy, cache, prefill_seconds, sides)
-    return {**result, "codec": None if templates is None else args.codec, "codec_absent": why_not}
+    return {**result, "written": written, "codec": None if templates is None else args.codec, "codec_absent": why_not}
 
 
 def _templates(model: Any, args: argparse.Namespace) -> tuple[Any, str | None]:
@@ -227,6 +231,7 @@ def _half_bytes(pages: Any, tokens: int) -> int:
 def _print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from . import _demo_head
     from ._run import wide_console
 
     dense = result["dense"]
@@ -266,7 +271,10 @@ def _print_table(result: dict[str, Any]) -> None:
         worst = max(range(len(sliced["attention_error"])), key=sliced["attention_error"].__getitem__)
         largest = f"{sliced['attention_error'][worst]:.3f} (layer {worst})"
         line("largest error of attention output", lambda side: largest if side is sliced else "")
-    wide_console().print(table)
+    console = wide_console()
+    console.print(table)
+    for text in _demo_head.lines(result["written"]):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _caption(result: dict[str, Any]) -> str:

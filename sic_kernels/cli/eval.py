@@ -1,10 +1,10 @@
-"""`python -m sic_kernels eval slicing|delta|ragged`: what reading a slice of the cache, or coding it, costs in quality; what
-padding costs in tokens."""
+"""`python -m sic_kernels eval slicing|delta|head|ragged`: what a method costs in quality, or what it is good for."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from ..models.language_model import require
@@ -12,16 +12,22 @@ from ..runtime.errors import ArgumentError
 from ._options import add_model_arguments, count, share
 
 DEFAULT_TEXTS = ("hamlet", "python-topics", "python:_pydecimal")
+METHODS = {"slicing": 2048, "delta": 2048, "head": 512}  # tokens scored; head runs them one by one
+ANSWER_TOKENS = 96
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("method", choices=["slicing", "delta", "ragged"],
-                        help="what to measure; ragged takes --model and --json only")  # fmt: skip
+    parser.add_argument(
+        "method", choices=[*METHODS, "ragged"], help="what to measure; ragged takes --model and --json only"
+    )
     add_model_arguments(parser, "tokens in all, the scored ones last")
     parser.add_argument("--text", dest="texts", action="append",
                         help=f"may be given several times (default: {', '.join(DEFAULT_TEXTS)})")  # fmt: skip
     parser.add_argument(
-        "--scored", type=count(1), default=2048, help="tokens scored at the end of the context (default: 2048)"
+        "--scored",
+        type=count(1),
+        default=None,
+        help="tokens scored at the end of the context (default: 2048; head: 512)",
     )
     parser.add_argument(
         "--skip", type=count(0), default=1000, help="tokens skipped at the start of the text (default: 1000)"
@@ -31,14 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="ratios",
         type=share,
         action="append",
-        help="share of the cache to read; slicing: may be given several times (default: 0.12 and 0.06; delta: 0.06)",
+        help="share of the cache to read; slicing: may be given several times (default: 0.12 and 0.06; delta: 0.06; head: 0.12)",
     )
     parser.add_argument(
         "--needles", type=count(0, 12), default=12, help="slicing: questions per text, 0 to 12 (default: 12)"
     )
     parser.add_argument("--templates", help="delta: file that fit-templates wrote (default: the package's)")
+    parser.add_argument("--probes", type=Path, help="head: file that train-probe wrote, to show its tables as well")
     parser.add_argument(
-        "--fast", action="store_true", help="512 scored tokens, no needles: a smoke test, not a measurement"
+        "--answers", type=count(0), default=12, help="head: instructions answered with prompt lookup (default: 12)"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="512 scored tokens (head: 64), no needles: a smoke test, not a measurement"
     )
 
 
@@ -47,22 +57,25 @@ def run(args: argparse.Namespace) -> int:
         require(package, "the evaluation")
     if args.method == "ragged":
         return _run_ragged(args)
+    args.scored = args.scored or METHODS[args.method]
     if args.fast:
-        args.scored, args.needles = min(args.scored, 512), 0
+        args.scored, args.needles = min(args.scored, METHODS[args.method] // 8 if args.method == "head" else 512), 0
     if args.scored >= args.context:
         raise ArgumentError(f"--scored: got {args.scored}, expected fewer than the {args.context} tokens of --context")
-    slicing = args.method == "slicing"
-    result = measure(args) if slicing else measure_delta(args)
+    work, show = {
+        "slicing": (measure, _print_tables), "delta": (measure_delta, _print_delta), "head": (measure_head, _print_head)
+    }[args.method]  # fmt: skip
+    result = work(args)
     if args.json:
         print(json.dumps(result, indent=1))
     else:
-        (_print_tables if slicing else _print_delta)(result)
+        show(result)
     return 0
 
 
 # Options that have no meaning for padding, and their defaults.
 _UNUSED_BY_RAGGED = {"texts": None, "ratios": None, "templates": None, "threads": None, "fast": False, "context": 6144,
-                     "scored": 2048, "skip": 1000, "needles": 12}  # fmt: skip
+                     "scored": None, "skip": 1000, "needles": 12, "probes": None, "answers": 12}  # fmt: skip
 
 
 def _run_ragged(args: argparse.Namespace) -> int:
@@ -138,6 +151,25 @@ def measure_delta(args: argparse.Namespace) -> dict[str, Any]:
     return {**_about(args, lm), "templates": about, "rows": rows}
 
 
+def measure_head(args: argparse.Namespace) -> dict[str, Any]:
+    """The ring on every text, prompt lookup on instructions, and what a file of probes says; see `_head_eval`, `_speculation`."""
+    from .. import head, models
+    from . import _head_eval, _run, _speculation
+
+    probes = head.load_probes(args.probes)[1] if args.probes else None
+    ratio = args.ratios[0] if args.ratios else 0.12
+    with _run.progress() as bar:
+        lm, texts = _start(args)
+        rows = [
+            row for name in texts
+            for row in _head_eval.evaluate_ring(lm, name, models.text(name), args.context, args.scored, args.skip, ratio, bar)
+        ]  # fmt: skip
+        lm.model.set_attn_implementation("sdpa")
+        prompts = models.instructions(args.answers)
+        found = _speculation.measured(lm, prompts, ANSWER_TOKENS, bar) if prompts else []
+    return {**_about(args, lm), "rows": rows, "speculation": found, "probes": probes}
+
+
 def _start(args: argparse.Namespace) -> tuple[Any, list[str]]:
     """The model, ready for our caches, and the names of the texts."""
     import torch
@@ -164,10 +196,7 @@ def _print_tables(result: dict[str, Any]) -> None:
     from ._run import wide_console
 
     console = wide_console()
-    title = (
-        f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored, 95 % paired bootstrap"
-    )
-    table = Table(title=title)
+    table = Table(title=_title(result))
     for name in ("text", "policy"):
         table.add_column(name)
     for name in (
@@ -195,16 +224,34 @@ def _print_tables(result: dict[str, Any]) -> None:
     console.print(table)
 
 
+def _print_head(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from . import _speculation, train_probe
+    from ._run import wide_console
+
+    console = wide_console()
+    table = Table(title=f"{_title(result)}; confidence of earlier tokens as a bias on their keys")
+    for name in ("text", "attention"):
+        table.add_column(name)
+    for name in ("perplexity", "KL to dense", "agree"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        _, perplexity, kl, _, agree = _quality(row)
+        table.add_row(row["text"], row["policy"], perplexity, kl, agree)
+    console.print(table)
+    if result["speculation"]:
+        console.print(_speculation.table(result["speculation"]))
+    if result["probes"]:
+        train_probe.print_tables(result["probes"])
+
+
 def _print_delta(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from ._run import wide_console
 
-    title = (
-        f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored, 95 % paired bootstrap; "
-        f"{result['templates']['count']} templates a head"
-    )
-    table = Table(title=title)
+    table = Table(title=f"{_title(result)}; {result['templates']['count']} templates a head")
     for name in ("text", "cache"):
         table.add_column(name)
     for name in ("size", "sketch", "perplexity", "KL to dense", "KL / peer's", "agree"):
@@ -218,6 +265,10 @@ def _print_delta(result: dict[str, Any]) -> None:
         sizes = [_share(row.get(name)) for name in ("size", "sketch")]
         table.add_row(row["text"], row["policy"], *sizes, perplexity, kl, ratio, agree)
     wide_console().print(table)
+
+
+def _title(result: dict[str, Any]) -> str:
+    return f"{result['model']}, {result['context']} tokens of context, {result['scored']} scored, 95 % paired bootstrap"
 
 
 def _quality(row: dict[str, Any]) -> list[str]:

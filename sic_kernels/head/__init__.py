@@ -13,30 +13,48 @@ Conventions of every op (shapes: B rows, V ids, D hidden size, k listed ids, W w
 """
 
 from .confidence import ConfidenceRing, verify_budget
+from .guarantee import Certificate, Stops, binomial_p_value, certify, stops_at
+from .probe_metrics import auroc, bootstrap_difference, evaluate_probe, number_scores
+from .probes import Split, load_probes, probe_scores, save_probes, split_by_prompt, train_probe
 from .stats import lm_head_stats, logits_stats, merge_stats, partial_stats, probe
 from .stops import StopMatcher, StopStep
 from .termination import Reason, TerminationRule, TerminationState, record_stops, stop_rule, termination_step
 from .types import Probe, StatsPart, Status, TokenStats
 
 __all__ = [
+    "Certificate",
     "ConfidenceRing",
     "Probe",
     "Reason",
+    "Split",
     "StatsPart",
     "Status",
     "StopMatcher",
     "StopStep",
+    "Stops",
     "TerminationRule",
     "TerminationState",
     "TokenStats",
+    "auroc",
+    "binomial_p_value",
+    "bootstrap_difference",
+    "certify",
+    "evaluate_probe",
     "lm_head_stats",
+    "load_probes",
     "logits_stats",
     "merge_stats",
+    "number_scores",
     "partial_stats",
     "probe",
+    "probe_scores",
     "record_stops",
+    "save_probes",
+    "split_by_prompt",
     "stop_rule",
+    "stops_at",
     "termination_step",
+    "train_probe",
     "verify_budget",
     "workspace_bytes",
 ]
