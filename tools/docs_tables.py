@@ -8,6 +8,7 @@
     python tools/docs_tables.py delta eval.json          docs/delta.md from `python -m sic_kernels eval delta --json`
     python tools/docs_tables.py delta-speed bench.json   docs/delta.md from `python -m sic_kernels bench --family delta --json`
     python tools/docs_tables.py ragged eval.json         docs/ragged.md from `python -m sic_kernels eval ragged --json`
+    python tools/docs_tables.py head-speed bench.json    docs/head.md from `python -m sic_kernels bench --family head --json`
     python tools/docs_tables.py ragged-speed bench.json  docs/ragged.md from `python -m sic_kernels bench --family ragged --json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
@@ -26,6 +27,7 @@ PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
     "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
     "readme": "../README.md", "ragged": "ragged.md", "ragged-speed": "ragged.md",
+    "head-speed": "head.md",
 }  # fmt: skip
 
 
@@ -237,7 +239,7 @@ def main(arguments):
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
         "gpu": gpu, "triton": triton, "readme": readme, "delta-speed": speed,
-        "ragged": ragged, "ragged-speed": speed,
+        "ragged": ragged, "ragged-speed": speed, "head-speed": speed,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))
