@@ -40,6 +40,12 @@ def poisoned(x, value, share):
     return torch.where(at, torch.full_like(x, value), x)
 
 
+def poisoned_inputs(case, at, value, share):
+    """The case's inputs, the one at `at` poisoned."""
+    inputs = case.inputs()
+    return (*inputs[:at], poisoned(inputs[at], value, share), *inputs[at + 1 :])
+
+
 def kind(x):
     """0 finite, 1 NaN, 2 infinite, 3 minus infinite; integers are themselves."""
     if not x.dtype.is_floating_point:
@@ -69,9 +75,8 @@ some_and_all = pytest.mark.parametrize("share", [0.005, 1.0])
 @every_value
 @pytest.mark.parametrize("case, at", places(OPS))
 def test_results_of_nonfinite_inputs(case, at, value, share, backend):
-    inputs = list(case.inputs())
-    inputs[at] = poisoned(inputs[at], value, share)
-    check(run(case.op, inputs, backend), case.expected(tuple(inputs)))
+    inputs = poisoned_inputs(case, at, value, share)
+    check(run(case.op, inputs, backend), case.expected(inputs))
 
 
 @native_backend
@@ -79,9 +84,8 @@ def test_results_of_nonfinite_inputs(case, at, value, share, backend):
 @every_value
 @pytest.mark.parametrize("case, at", places(INTEGERS))
 def test_integers_of_nonfinite_inputs(case, at, value, share, backend):
-    inputs = list(case.inputs())
-    inputs[at] = poisoned(inputs[at], value, share)
-    for got, want in zip(run(case.op, inputs, backend), case.expected(tuple(inputs)), strict=True):
+    inputs = poisoned_inputs(case, at, value, share)
+    for got, want in zip(run(case.op, inputs, backend), case.expected(inputs), strict=True):
         assert torch.equal(kind(got), kind(want))
         assert torch.equal(got[got.isfinite()], want[want.isfinite()])
 
@@ -93,10 +97,9 @@ def test_integers_of_nonfinite_inputs(case, at, value, share, backend):
 def test_nonfinite_values_keep_to_their_channel(unit, value, share, backend):
     """A value that is not finite reaches its own channel of rows that may read its token, and nothing else."""
     case = cases.attention_case(LENS, 1, 2, 2, 64, 16, F32, density=0.5, unit=unit)
-    inputs = list(case.inputs())
-    inputs[2] = poisoned(inputs[2], value, share)
+    inputs = poisoned_inputs(case, 2, value, share)
     out, lse = run(case.op, inputs, backend)
-    want, want_lse = case.expected(tuple(inputs))
+    want, want_lse = case.expected(inputs)
     torch.testing.assert_close(lse, want_lse)
     assert torch.equal(out.isfinite(), want.isfinite())
 

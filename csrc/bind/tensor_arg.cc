@@ -28,11 +28,7 @@ constexpr bool kHostIsDevice = false;
 #endif
 [[maybe_unused]] PyObject* just_made = nullptr;  // by output(), with nothing in it
 
-#if defined(SIC_SIMT)
-std::atomic<bool> check_devices{true};  // the emulator's memory is the host's: a check costs nothing
-#else
-std::atomic<bool> check_devices{false};
-#endif
+std::atomic<bool> check_devices{kHostIsDevice};  // a check of host memory costs nothing
 
 DType dtype_from(dlpack::DataType t) {
   if (t.lanes != 1) return DType::other;

@@ -309,10 +309,10 @@ class PagedRows(ABC):
         if k.shape[2] != v.shape[2]:
             raise ArgumentError.of("append", "v", f"{v.shape[2]} tokens", f"{k.shape[2]} as in k")
         if live is not None:
-            got = f"{live.dtype}{list(live.shape)}" if isinstance(live, Tensor) else type(live).__name__
-            want = f"bool[{self.batch},{k.shape[2]}]"
-            if got.removeprefix("torch.") != want.replace(",", ", "):
-                raise ArgumentError.of("append", "live", got.removeprefix("torch."), want)
+            shape = (self.batch, k.shape[2])
+            if not isinstance(live, Tensor) or live.dtype != torch.bool or live.shape != shape:
+                got = f"{live.dtype}{list(live.shape)}" if isinstance(live, Tensor) else type(live).__name__
+                raise ArgumentError.of("append", "live", got.removeprefix("torch."), f"bool{list(shape)}")
         if self._behind and layer not in self._behind:
             raise ArgumentError.of(
                 "append", "layer", layer, f"one that this step has not reached: {sorted(self._behind)}"
