@@ -11,7 +11,9 @@ from sic_kernels.head import StatsPart, TokenStats
 from sic_kernels.head.cases import ENTROPY
 from sic_kernels.testing import assert_close
 
-__all__ = ["by_case", "check_case", "compare", "every_backend", "native_backend", "run", "stats_of", "thinned"]
+__all__ = [
+    "by_case", "check_case", "compare", "every_backend", "native_backend", "run", "same_nan", "stats_of", "thinned",
+]  # fmt: skip
 
 every_backend = pytest.mark.parametrize("backend", EVERY)
 native_backend = pytest.mark.parametrize("backend", NATIVE)
@@ -35,9 +37,7 @@ def check_case(case, backend, inputs=None):
 def same_nan(got, want, what):
     """Both without their NaN, which must be at the same places."""
     assert torch.equal(got.isnan(), want.isnan()), f"{what}: NaN at other places"
-    return got.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), want.nan_to_num(
-        nan=0.0, posinf=torch.inf, neginf=-torch.inf
-    )
+    return got.masked_fill(got.isnan(), 0.0), want.masked_fill(want.isnan(), 0.0)
 
 
 def compare(case, got, want):

@@ -1,18 +1,14 @@
 """The delta family on Triton: its definition on Triton's interpreter, and what its compiler makes of the kernels."""
 
 import pytest
-from triton_process import check_passed, compiled, interpreter, needs_triton
+from triton_process import check_interpreted, compiled, needs_triton
 
 
 @needs_triton
 @pytest.mark.slow
 def test_interpreter():
     """A share of the acceptance grids, the raw table, batches; sequences of calls and wrong arguments through the checks."""
-    process = interpreter(["triton_delta.py", "test_delta_ops.py"])
-    try:
-        check_passed(process, 100)
-    finally:
-        process.kill()
+    check_interpreted(["triton_delta.py", "test_delta_ops.py"], 100)
 
 
 @needs_triton

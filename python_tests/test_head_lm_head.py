@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from head_helpers import by_case, check_case, every_backend, native_backend, run, stats_of, thinned
+from head_helpers import by_case, check_case, compare, every_backend, native_backend, run, stats_of, thinned
 
 from sic_kernels import head
 from sic_kernels.head import cases
@@ -32,26 +32,46 @@ def test_grid(case, backend):
     check_case(case, backend)
 
 
-@pytest.mark.parametrize("D, V", [(896, 151936), (2048, 32256)])
-def test_large_vocabularies(D, V):
-    """Rows of the largest shapes. Rows of weights overlap in memory, so that they need not all be made."""
-    gen = generator(D)
-    weight = (randn(gen, V * 7 + D) * (3 / D**0.5)).bfloat16().as_strided((V, D), (7, 1))
-    check_case(
-        cases.lm_head_case(1, D, V, torch.bfloat16),
-        "cpu",
-        cases.lm_head_inputs(randn(gen, 2, D).bfloat16(), weight, k=4),
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "shape, options",
+    [((256, 512, 128), {"softcap": 20.0}), ((255, 507, 123), {"temperature": 1.5}), ((193, 70, 517), {"bias": True})],
+    ids=str,
+)
+def test_whole_shapes(shape, options, dtype):
+    """More rows than a task or a tile has, on the CPU; the emulator has them with fewer rows in the grid."""
+    check_case(cases.lm_head_case(*shape, dtype, **options), "cpu")
 
 
-def test_no_worse_than_a_plain_implementation():
-    """The error of lse against float64 is at most that of torch in the model's type, plus 1e-5."""
+@pytest.mark.parametrize(
+    "D, V, dtype",
+    [
+        (3584, 152064, torch.bfloat16), (4096, 102400, torch.float16), (896, 151936, torch.float32),
+        (2048, 32256, torch.bfloat16),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_large_vocabularies(D, V, dtype):
+    """Rows of the largest shapes. Rows of weights overlap in memory, each a step further, so that they need not all be made;
+    their logits are then a correlation, which a Fourier transform gives in float64."""
+    gen, step = generator(D), 7
+    band, hidden = (randn(gen, V * step + D) * (3 / D**0.5)).to(dtype), randn(gen, 3, D).to(dtype)
+    spectrum = torch.fft.rfft(band.double()) * torch.fft.rfft(hidden.double(), len(band)).conj()
+    logits = torch.fft.irfft(spectrum, len(band))[:, : V * step : step]
+    got = run("lm_head_stats", cases.lm_head_inputs(hidden, band.as_strided((V, D), (step, 1)), k=4), "cpu")
+    compare(cases.lm_head_case(3, D, V, dtype), got, run("logits_stats", cases.logits_inputs(logits, k=4), "ref"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("D, V", [(576, 4096), (507, 123), (2048, 32256)])
+def test_no_worse_than_a_plain_implementation(D, V, dtype):
+    """The error of lse against float64 is at most that of torch in f32, plus 1e-5."""
     gen = generator(2)
-    hidden, weight = randn(gen, 16, 576).bfloat16(), (randn(gen, 4096, 576) / 8).bfloat16()
+    hidden, weight = randn(gen, 16, D).to(dtype), (randn(gen, V, D) * (3 / D**0.5)).to(dtype)
     truth = (hidden.double() @ weight.double().T).logsumexp(1)
-    plain = (hidden @ weight.T).float().logsumexp(1)
+    plain = (hidden.float() @ weight.float().T).logsumexp(1)
     ours = head.lm_head_stats(hidden, weight).lse
-    assert ((ours - truth).abs() <= (plain - truth).abs().max() + 1e-5).all()
+    assert ((ours - truth).abs() <= (plain - truth).abs() + 1e-5).all()
 
 
 @native_backend
@@ -92,6 +112,19 @@ def test_faults_of_hidden_states(backend):
     weight[3, 0] = math.inf
     got = stats_of(backend, "lm_head_stats", cases.lm_head_inputs(hidden.abs(), weight, k=1))
     assert got.status.tolist() == [head.Status.INF] * 6
+
+
+@native_backend
+def test_of_equals_the_lowest_id(backend):
+    """Few different logits, exact ones, over many tasks and tiles."""
+    gen = generator(10)
+    hidden, weight = (
+        torch.randint(-2, 3, (n, 8), generator=gen).float() for n in (3, 5003 if backend == "cpu" else 700)
+    )
+    inputs = cases.lm_head_inputs(hidden, weight, k=64)
+    want, got = run("lm_head_stats", inputs, "ref"), run("lm_head_stats", inputs, backend)
+    assert got[4].tolist() == want[4].tolist()
+    assert got[3].tolist() == want[3].tolist()
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from head_helpers import by_case, check_case, compare, every_backend, native_backend, run, stats_of, thinned
+from head_helpers import by_case, check_case, compare, every_backend, native_backend, run, same_nan, stats_of, thinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_slicing_determinism import instruction_set
@@ -239,11 +239,25 @@ def test_any_split_merges_to_the_whole(backend, at):
         assert torch.equal(other.status, whole.status)
         assert torch.equal(other.topk_ids, whole.topk_ids)
         assert torch.equal(other.argmax, whole.argmax)
-        for name in ("lse", "entropy", "topk_logprobs", "watch_logprobs"):
-            assert ulps(getattr(other, name)[good], getattr(whole, name)[good]) <= 4, name
+        for name in ("lse", "entropy", "topk_logprobs", "watch_logprobs", "target_logprob"):
+            a, b = same_nan(getattr(other, name)[good], getattr(whole, name)[good], name)
+            assert ulps(a, b) <= 4, name
         assert_close(other.varentropy[good], whole.varentropy[good], atol=2e-5, what="varentropy")
     for a, b in zip(merged(order)[:9], got[:9]):
         assert_same_bits(a, b)
+
+
+@every_backend
+def test_of_equals_in_several_parts_the_lowest_id(backend):
+    """In whatever order the parts come."""
+    x = torch.zeros(1, 96)
+    x[0, [20, 40, 70, 90]] = 1.0
+    x[0, [10, 50]] = -0.0
+    parts = [run("logits_part", p, backend) for p in cases.split(cases.logits_inputs(x, k=6), [32, 64])]
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        stacked = [torch.stack(t) for t in zip(*(parts[i] for i in order))]
+        got = head.TokenStats(*run("merge_stats", (*stacked, None), backend))
+        assert got.topk_ids.tolist() == [[20, 40, 70, 90, 0, 1]], order
 
 
 @every_backend
@@ -310,18 +324,26 @@ def test_other_instruction_sets(isa):
             check_case(case, "cpu")
 
 
-def test_threads_do_not_matter():
-    x = randn(generator(12), 3, 100_003) * 2
+@pytest.mark.parametrize("op", ["logits_stats", "lm_head_stats"])
+def test_threads_do_not_matter(op):
+    """Three different logits, so that each segment's list is full of the greatest: what one thread has listed tells the
+    others what they need not list, and that must not cost a lower id."""
+    gen = generator(12)
+    x = torch.randint(0, 3, (3, 100_003), generator=gen).float()
+    hidden, weight = torch.ones(3, 2), torch.randint(0, 2, (20_011, 2), generator=gen).float()
+    inputs = cases.logits_inputs(x, k=64) if op == "logits_stats" else cases.lm_head_inputs(hidden, weight, k=64)
+    want = run(op, inputs, "ref")[4]
     results = []
     try:
         for threads in (1, 2, 5):
             module().set_num_threads(threads)
-            results.append(head.logits_stats(x, k=8))
+            results += [run(op, inputs, "cpu") for _ in range(5)]
     finally:
         module().set_num_threads(0)
+    assert results[0][4].tolist() == want.tolist()
     for other in results[1:]:
-        for got, want in zip(other[:9], results[0][:9]):
-            assert_same_bits(got, want)
+        for got, first in zip(other, results[0]):
+            assert_same_bits(got, first)
 
 
 @native_backend

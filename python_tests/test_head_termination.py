@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_helpers import every_backend, native_backend
-from triton_process import check_passed, interpreter, needs_triton
+from triton_process import check_interpreted, needs_triton
 
 import sic_kernels as sic
 from sic_kernels.head import Reason, TerminationRule, TerminationState, TokenStats, record_stops, termination_step
@@ -280,11 +280,7 @@ def test_on_a_gpu():
 @pytest.mark.slow
 def test_triton():
     """All of the above on Triton's interpreter."""
-    process = interpreter(["test_head_termination.py"])
-    try:
-        check_passed(process, 19)
-    finally:
-        process.kill()
+    check_interpreted(["test_head_termination.py"], 19)
 
 
 # --- the public function --------------------------------------------------------------------------------------------

@@ -1,18 +1,14 @@
 """The head family on Triton: its definition on Triton's interpreter, and what its compiler makes of the kernels."""
 
 import pytest
-from triton_process import check_passed, compiled, interpreter, needs_triton
+from triton_process import check_interpreted, compiled, needs_triton
 
 
 @needs_triton
 @pytest.mark.slow
 def test_interpreter():
     """A share of the acceptance grids, edges, splits, batches."""
-    process = interpreter(["triton_head.py"])
-    try:
-        check_passed(process, 50)
-    finally:
-        process.kill()
+    check_interpreted(["triton_head.py"], 50)
 
 
 @needs_triton

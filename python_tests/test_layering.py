@@ -27,6 +27,15 @@ ALLOWED = {
 FACADE = {"__init__", "_version"}
 
 
+def test_the_stub_of_the_native_module_is_complete():
+    """_C.pyi names what _C has, all of it and no more."""
+    from sic_kernels.runtime import native
+
+    tree = ast.parse((PACKAGE / "_C.pyi").read_text())
+    stub = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert stub == {name for name in dir(native.module()) if not name.startswith("_")}
+
+
 def python_files():
     return sorted(p for p in PACKAGE.rglob("*.py") if "_native" not in p.parts)
 

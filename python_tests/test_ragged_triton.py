@@ -1,18 +1,14 @@
 """The ragged family on Triton: its tests on Triton's interpreter, and what its compiler makes of the kernels."""
 
 import pytest
-from triton_process import check_passed, compiled, interpreter, needs_triton
+from triton_process import check_interpreted, compiled, needs_triton
 
 
 @needs_triton
 @pytest.mark.slow
 def test_interpreter():
     """A share of the cases, golden values, a fuzz test and wrong arguments, through the public checks, on CPU tensors."""
-    process = interpreter(["test_ragged_pack.py"])
-    try:
-        check_passed(process, 50)
-    finally:
-        process.kill()
+    check_interpreted(["test_ragged_pack.py"], 50)
 
 
 @needs_triton

@@ -24,6 +24,15 @@ def interpreter(files):
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def check_interpreted(files, least):
+    """These tests pass on Triton's interpreter, and at least so many ran."""
+    process = interpreter(files)
+    try:
+        check_passed(process, least)
+    finally:
+        process.kill()
+
+
 def check_passed(process, least):
     """It ends well, and at least so many tests ran, so that none is lost in silence."""
     output, _ = process.communicate()

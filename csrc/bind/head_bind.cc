@@ -111,7 +111,8 @@ Objects lm_head_part(py::handle hidden, py::handle weight, py::handle temperatur
 
 // (projection, vector, bias, activation, link), or all of it None
 Probe read_probe(Args& in, const py::tuple& t) {
-  Probe p{in("projection", t[0]), in("vector", t[1]), in("bias", t[2])};
+  Probe p;
+  p.projection = in("projection", t[0]), p.vector = in("vector", t[1]), p.bias = in("bias", t[2]);
   p.activation = static_cast<head::Activation>(t[3].cast<int>()), p.link = static_cast<head::Link>(t[4].cast<int>());
   return p;
 }

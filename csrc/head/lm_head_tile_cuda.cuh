@@ -2,9 +2,10 @@
 // a time lies in shared memory, a warp counts its rows.
 //
 // Products come from a policy (tensor cores or CUDA cores):
-//   kRows                   rows of hidden states
-//   Shared                  what it keeps in shared memory; bytes_of(params)
-//   run(first, tile)        x of columns first, first + 1, .. to tile.x; all threads, who then meet
+//   kRows                      rows of hidden states
+//   kChannels, kMaxChunk       channels in shared memory at once: a multiple of the one, the other at most
+//   bytes_of(chunk)            of shared memory for so many channels
+//   run(first, first_tile, x)  logits of columns first, first + 1, .. to x [kRows][kTileStride]; all threads
 #pragma once
 #include "head/finish_cuda.cuh"
 #include "head/float_rows_cuda.cuh"

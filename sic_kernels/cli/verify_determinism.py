@@ -191,6 +191,7 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
         "attend": attend,
         **_coded_operations(p, batch, forced),
         **_head_operations(batch, forced),
+        **_ragged_operations(batch, forced),
     }
 
 
@@ -233,7 +234,7 @@ def _coded_operations(p: SimpleNamespace, batch: int, forced: dict[str, Any]) ->
 
 
 def _head_operations(batch: int, forced: dict[str, Any]) -> dict[str, Callable[[], tuple]]:
-    """Statistics of logits, a vocabulary as long as several segments."""
+    """Statistics of logits, a vocabulary as long as several segments; with equal logits, where lists could differ."""
     import torch
 
     from .. import head
@@ -241,13 +242,48 @@ def _head_operations(batch: int, forced: dict[str, Any]) -> dict[str, Callable[[
     gen = torch.Generator().manual_seed(2)
     hidden = torch.randn(max(BATCHES), 192, generator=gen).to(torch.bfloat16)[:batch]
     weight = torch.randn(5000, 192, generator=gen).to(torch.bfloat16)
-    logits = 3 * torch.randn(max(BATCHES), 70_000, generator=gen)[:batch]
+    logits = (12 * torch.randn(max(BATCHES), 70_000, generator=gen)).round()[:batch] / 4
     of_probe = torch.randn(16, 192, generator=gen).to(torch.bfloat16), torch.randn(16, generator=gen)
+    wanted: dict[str, Any] = {"k": 8, "watch_ids": torch.tensor([3, 4999]), "target_ids": torch.arange(batch)}
+    parts = [
+        head.partial_stats(logits[:, at : at + 14_000], vocab_start=at, **wanted) for at in range(0, 70_000, 14_000)
+    ]
+    rule = head.TerminationRule(threshold=0.5, patience=2, plateau_window=4, plateau_width=0.1)
+    scores = torch.rand(4, max(BATCHES), generator=gen)[:, :batch]
+    stats = head.logits_stats(logits)
+
+    def termination_step() -> tuple:
+        state, tokens = head.TerminationState.allocate(batch), torch.arange(batch)
+        steps = [head.termination_step(rule, state, score, stats, tokens, **forced) for score in scores.contiguous()]
+        return tuple(x for step in steps for x in step)
+
     return {
-        "logits_stats": lambda: tuple(head.logits_stats(logits, k=8, **forced)[:7]),
-        "lm_head_stats": lambda: tuple(head.lm_head_stats(hidden, weight, k=8, **forced)[:7]),
-        "merge_stats": lambda: tuple(head.merge_stats([head.partial_stats(logits, k=8)], **forced)[:7]),
+        "logits_stats": lambda: tuple(head.logits_stats(logits, **wanted, **forced)[:9]),
+        "lm_head_stats": lambda: tuple(head.lm_head_stats(hidden, weight, **wanted, **forced)[:9]),
+        "partial_stats": lambda: (
+            *head.partial_stats(logits, **wanted, **forced)[:9],
+            *head.partial_stats(hidden=hidden, weight=weight, **wanted, **forced)[:9],
+        ),
+        "merge_stats": lambda: tuple(head.merge_stats(parts, **forced)[:9]),
         "probe": lambda: (head.probe(hidden, *of_probe, **forced),),
+        "termination_step": termination_step,
+    }
+
+
+def _ragged_operations(batch: int, forced: dict[str, Any]) -> dict[str, Callable[[], tuple]]:
+    """Rows of sequences of different lengths, empty ones among them."""
+    import torch
+
+    from .. import ragged
+
+    gen = torch.Generator().manual_seed(3)
+    lengths = [(700 - 97 * i) * (i % 3 > 0 or i == 0) for i in range(max(BATCHES))][:batch]
+    padded = torch.randn(max(BATCHES), max(lengths), 96, generator=gen)[:batch]
+    packed = torch.cat([row[:n] for row, n in zip(padded, lengths)])
+    bounds = ragged.cu_seqlens(lengths)
+    return {
+        "pack": lambda: (ragged.pack(padded, bounds, **forced)[None, : lengths[0]],),  # rows of sequence 0
+        "unpack": lambda: (ragged.unpack(packed, bounds, padded.shape[1], **forced),),
     }
 
 

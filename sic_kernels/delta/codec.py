@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import numbers
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import integer
+from ..runtime.arguments import integer, real
 from ..runtime.errors import ArgumentError
 from .levels import BITS, DISTORTION
 from .reference_layout import TAG_BYTES, code_bytes
@@ -70,15 +69,9 @@ class Codec:
             got = f"{self.rope.dim} channels" if isinstance(self.rope, Rope) else type(self.rope).__name__
             raise ArgumentError.of("Codec", "rope", got, f"None, or a Rope of at most {self.Dk} channels")
         object.__setattr__(self, "sinks", integer("Codec", "sinks", self.sinks, 0, "0 or more positions below 2^31"))
-        if (
-            isinstance(self.escape, bool)
-            or not isinstance(self.escape, numbers.Real)
-            or not (self.escape >= 0 or self.escape == -math.inf)
-        ):
-            raise ArgumentError.of(
-                "Codec", "escape", repr(self.escape), "a number of 0 or more, inf (none) or -inf (all)"
-            )
-        object.__setattr__(self, "escape", float(self.escape))
+        expected = "a number of 0 or more, inf (none) or -inf (all)"
+        escape = real("Codec", "escape", self.escape, lambda x: x >= 0 or x == -math.inf, expected)
+        object.__setattr__(self, "escape", escape)
         object.__setattr__(self, "k_rotation", self._rotation())
         object.__setattr__(self, "fingerprint", self._digest())
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime.arguments import real
 from ..runtime.errors import ArgumentError
 from .codec import Codec
 from .levels import BITS
@@ -177,9 +177,7 @@ def _target(size: float | None, error: float | None) -> float:
     if len(given) != 1:
         raise ArgumentError.of("choose_bits", "size, error", f"{len(given)} of them", "one of the two")
     name, value = given[0]
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
-        raise ArgumentError.of("choose_bits", name, repr(value), "a number above 0")
-    return float(value)
+    return real("choose_bits", name, value, lambda x: 0 < x < math.inf, "a number above 0")
 
 
 def _best_step(errors: Any, widths: Any, chosen: list[list[int]], room: float) -> tuple[int, int, int] | None:

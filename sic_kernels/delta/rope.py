@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import integer
+from ..runtime.arguments import integer, real
 from ..runtime.arrays import as_torch
 from ..runtime.errors import ArgumentError
 from .reference_rotation import ROPE_BLOCK, apply_rope, undo_rope
@@ -139,10 +138,7 @@ def _table(angle: Tensor) -> Tensor:
 
 
 def _number(name: str, value: Any, allowed: Any, expected: str) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or not allowed(float(value)):
-        raise ArgumentError.of("Rope", name, repr(value), expected)
-    return float(value)
+    return real("Rope", name, value, lambda x: math.isfinite(x) and allowed(x), expected)
 
 
 # --- frequencies ----------------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import integer
+from ..runtime.arguments import integer, real
 from ..runtime.arrays import as_torch
 from ..runtime.errors import ArgumentError
 from .types import Array
@@ -66,8 +65,8 @@ class ConfidenceRing:
         """
         op = "ConfidenceRing.as_key_bias"
         size = integer(op, "size", size, 0, "the number of key positions")
-        _real(op, "strength", strength, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
-        _real(op, "floor", floor, lambda x: 0 < x <= 1, "above 0, at most 1")
+        real(op, "strength", strength, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
+        real(op, "floor", floor, lambda x: 0 < x <= 1, "above 0, at most 1")
         lens = self._rows("as_key_bias", "prompt_lens", prompt_lens)
         if lens.dtype not in (torch.int32, torch.int64):
             raise ArgumentError.of(op, "prompt_lens", lens.dtype, "int32|int64")
@@ -121,9 +120,9 @@ def verify_budget(
     """
     op = "verify_budget"
     fixed, per_token = cost if isinstance(cost, (tuple, list)) and len(cost) == 2 else (1.0, cost)
-    _real(op, "cost", fixed, lambda x: 0 < x < math.inf, "per_token, or (fixed, per_token): fixed above 0")
-    _real(op, "cost", per_token, lambda x: 0 <= x < math.inf, "per_token, or (fixed, per_token): 0 or more")
-    _real(op, "bonus", bonus, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
+    real(op, "cost", fixed, lambda x: 0 < x < math.inf, "per_token, or (fixed, per_token): fixed above 0")
+    real(op, "cost", per_token, lambda x: 0 <= x < math.inf, "per_token, or (fixed, per_token): 0 or more")
+    real(op, "bonus", bonus, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
     c = as_torch(confidence)
     if not isinstance(c, torch.Tensor) or c.ndim != 2 or not c.is_floating_point():
         got = f"{c.dtype}{list(c.shape)}" if isinstance(c, torch.Tensor) else type(c).__name__
@@ -133,8 +132,3 @@ def verify_budget(
     steps = torch.arange(accepted.shape[1], dtype=torch.float64, device=c.device)
     lengths = ((bonus + accepted) / (fixed + per_token * steps)).argmax(1)
     return lengths if out is None else as_torch(out).copy_(lengths)
-
-
-def _real(op: str, arg: str, value: Any, holds: Any, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(float(value)):
-        raise ArgumentError.of(op, arg, repr(value), expected)

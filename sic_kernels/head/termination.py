@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..runtime import metrics
-from ..runtime.arguments import instance, integer, outputs
+from ..runtime.arguments import instance, integer, outputs, real
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
@@ -94,10 +94,7 @@ class TerminationRule:
 
 
 def _number(arg: str, value: Any, most: float, expected: str) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not 0 <= float(value) <= most or math.isinf(value):
-        raise ArgumentError.of("TerminationRule", arg, repr(value), expected)
-    return float(value)
+    return real("TerminationRule", arg, value, lambda x: 0 <= x <= most and x < math.inf, expected)
 
 
 def _count(arg: str, value: Any, least: int) -> int:

@@ -74,9 +74,8 @@ def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
     if count == B + 1:
         if hasattr(lengths, "dtype"):
             return lengths, None
-        return torch.tensor(integers("pack", "lengths", lengths), dtype=torch.int64, device=_device(padded)), lengths[
-            -1
-        ]
+        bounds = integers("pack", "lengths", lengths)
+        return torch.tensor(bounds, dtype=torch.int64, device=_device(padded)), bounds[-1]
     here = as_torch(lengths)
     if isinstance(here, torch.Tensor) and here.device.type != "cpu" and integral(here.dtype):
         return torch.nn.functional.pad(here.cumsum(0, dtype=torch.int64), (1, 0)), None

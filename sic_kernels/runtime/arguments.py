@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 from .errors import ArgumentError
@@ -20,6 +21,13 @@ def integer(op: str, arg: str, value: Any, low: int, expected: str) -> int:
     if not isinstance(value, numbers.Integral) or not low <= int(value) < 1 << 31:
         raise ArgumentError.of(op, arg, repr(value), expected)
     return int(value)
+
+
+def real(op: str, arg: str, value: Any, holds: Callable[[float], bool], expected: str) -> float:
+    """A real number of any kind as float; `ArgumentError` if it is none (a bool is none) or does not hold."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(float(value)):
+        raise ArgumentError.of(op, arg, repr(value), expected)
+    return float(value)
 
 
 def outputs(op: str, out: Any, names: tuple[str, ...], flat: bool = False) -> tuple:

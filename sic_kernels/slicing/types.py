@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import numbers
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..runtime import config
-from ..runtime.arguments import code_of, integer
+from ..runtime.arguments import code_of, integer, real
 from ..runtime.errors import ArgumentError
 from ..runtime.extras import extra
 
@@ -174,9 +173,7 @@ class SlicePolicy:
         value = getattr(self, name)
         if value is None and name in ("top_p", "max_omitted_mass"):
             return
-        if not isinstance(value, numbers.Real) or not allowed(float(value)):
-            raise ArgumentError.of("SlicePolicy", name, repr(value), expected)
-        object.__setattr__(self, name, float(value))
+        object.__setattr__(self, name, real("SlicePolicy", name, value, allowed, expected))
 
 
 STATUS = ("sliced", "dense_layer", "dense_short", "dense_prefill", "fallback_mass")
