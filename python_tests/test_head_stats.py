@@ -64,6 +64,16 @@ def test_temperature(backend):
     assert_same_bits(stats(backend, x, temperature=0.5).entropy[0], got.entropy[0])
 
 
+@pytest.mark.parametrize("backend", ["ref", "simt"])
+def test_a_temperature_near_zero(backend):
+    """Its inverse is no f32: the greatest logits alone are left."""
+    got = stats(backend, [[1.0, 2.0, 2.0]], temperature=torch.tensor([1e-44]), k=3)
+    assert got.status.item() == 0
+    assert got.entropy.item() == pytest.approx(math.log(2))
+    assert got.topk_ids.tolist() == [[1, 2, 0]]
+    assert got.topk_logprobs[0].tolist() == [pytest.approx(-math.log(2))] * 2 + [-INF]
+
+
 @every_backend
 def test_softcap_and_bias(backend):
     """softcap * tanh(x / softcap), then the bias."""

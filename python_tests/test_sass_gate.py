@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -191,3 +192,14 @@ def test_the_table_of_the_docs(rules):
     assert "| `wide` | 2 | 40 to 60 of 64 | 0 | LDG.128 2 to 5, HMMA 8 |" in text
     assert "| `plain` | 1 | 32 of 32 | 0 |  |" in text
     assert "sm_90a" in text
+
+
+def test_every_kernel_of_the_sources_has_a_rule():
+    """So that a new kernel is known to need one where there is no nvcc."""
+    sources = (file.read_text() for file in (ROOT / "csrc").rglob("*_cuda.cu*") if "simt" not in file.parts)
+    kernels = {
+        name for text in sources for name in re.findall(r"__global__ void __launch_bounds__\([^{;]*?\)\s+(\w+)\(", text)
+    }
+    assert {"merge_kernel", "lm_head_mma", "pack_rows_kernel", "termination_kernel"} <= kernels
+    heads = [re.sub(r"<[^>]*>", "", rule.pattern) for rule in sass_rules.RULES]  # without template arguments
+    assert [name for name in sorted(kernels) if not any(re.fullmatch(head, name) for head in heads)] == []

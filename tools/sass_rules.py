@@ -89,4 +89,5 @@ RULES = (
     Rule(r"(logits|lm_head)_finish", HOLDS_1024),
     Rule(r"merge_stats_kernel", HOLDS_1024),
     Rule(r"probe_kernel", HOLDS_1024, ("LDG.128",)),
+    Rule(r"termination_kernel", HOLDS_1024),
 )

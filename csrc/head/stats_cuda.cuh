@@ -3,12 +3,14 @@
 // A warp holds some values of z in registers: their maximum first, then the sums relative to it in f32, no value seen
 // twice; sums of different warps, blocks and parts join in double. Lists of the greatest lie sorted across the lanes.
 #pragma once
+#include <limits>
+
 #include "core/gpu_views.cuh"
 #include "head/stats.h"
 
 namespace sic::gpu {
 
-constexpr float kNever = -INFINITY;
+constexpr float kNever = -INFINITY, kLargest = std::numeric_limits<float>::max();
 constexpr double kLn2 = 0.6931471805599453;
 constexpr int kHeadWarps = 8, kHeadThreads = 32 * kHeadWarps;
 
@@ -77,7 +79,7 @@ struct Chunk {
     for (int j = 1; j < kPer; ++j) top = fmaxf(top, z[j]);
     return warp_reduce_max(top);
   }
-  // Without faults; top is finite. factor: log2(e) / temperature.
+  // Without faults; top is finite. factor: factor_of(1 / temperature).
   __device__ __forceinline__ Moments moments(float top, float factor) const {
     float s = 0, t = 0, u = 0;
 #pragma unroll
@@ -261,6 +263,11 @@ __device__ __forceinline__ double inverse_of(const FloatVector& temperature, int
   return t > 0 ? 1 / static_cast<double>(t) : 1;
 }
 
+// log2(e) / temperature. Finite, however low the temperature: 0 times infinity would be NaN.
+__device__ __forceinline__ float factor_of(double inverse_temperature) {
+  return fminf(static_cast<float>(inverse_temperature / kLn2), kLargest);
+}
+
 // ---- what is asked about single ids ----
 
 struct DeviceWanted {
@@ -281,7 +288,7 @@ struct DeviceWanted {
       d.target_stride = w.target_ids.stride[0];
     return d;
   }
-  __device__ __forceinline__ int count() const { return W + (target ? 1 : 0); }
+  SIC_HD int count() const { return W + (target ? 1 : 0); }
   // Of row b: the W watched ids, and the target as the last.
   __device__ __forceinline__ int64_t operator()(int64_t b, int i) const {
     const bool is_target = i == W;
