@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import numbers
 from typing import Any, NamedTuple
 
-from ..runtime.arguments import code_of
+from ..runtime.arguments import code_of, real
 from ..runtime.errors import ArgumentError
 
 Array = Any  # torch, NumPy, CuPy or JAX
@@ -83,6 +82,9 @@ class Probe:
     link: str = "sigmoid"
 
     def __post_init__(self) -> None:
+        for name in ("projection", "vector", "bias"):
+            if getattr(self, name) is None:
+                raise ArgumentError.of("Probe", name, None, "an array")
         code_of("Probe", "activation", self.activation, ACTIVATIONS)
         code_of("Probe", "link", self.link, LINKS)
 
@@ -98,6 +100,4 @@ def softcap_of(op: str, softcap: Any) -> float | None:
     """A soft cap is a number above 0, or None."""
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real) or not 0 < float(softcap) < math.inf:
-        raise ArgumentError.of(op, "softcap", repr(softcap), "a finite number above 0, or None")
-    return float(softcap)
+    return real(op, "softcap", softcap, lambda x: 0 < x < math.inf, "a finite number above 0, or None")
