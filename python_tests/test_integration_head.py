@@ -195,15 +195,36 @@ def test_every_byte_has_a_letter():
     assert [letters[c] for c in "AĠĊ¡"] == [ord("A"), ord(" "), ord("\n"), 0xA1]
 
 
+def test_a_token_with_a_letter_that_is_no_byte():
+    """Text as it is, as `decode` has it."""
+    from tokenizers import Tokenizer, decoders, models
+
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(["Ġa", "a b", "好"])}, []))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert token_bytes(tokenizer) == [b" a", b"a b", "好".encode()]
+    assert tokenizer.decode([1, 2]) == "a b好"
+
+
+def test_ids_of_a_padded_vocabulary_have_no_text(tokenizer):
+    ending = Termination(TerminationRule(), StopMatcher(["never"], 2), tokenizer)
+    ids = prompt(2)
+    for token in (len(tokenizer), 5):
+        ending.processor(ids, torch.zeros(2, 200))
+        ids = torch.cat((ids, torch.full((2, 1), token)), 1)
+        ending.criteria(ids, None)
+    assert ending.texts() == [token_bytes(tokenizer)[5]] * 2
+
+
 def test_byte_fallback_and_other_kinds():
     from tokenizers import Tokenizer, decoders, models
 
-    words = ["<pad>", "\u2581the", "n", "<0xE5>", "<0x0A>", "好"]
+    words = ["<pad>", "\u2581the", "n", "<0xE5>", "<0x0A>", "好", "<0xZZ>"]
     backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(steps)
     fallback = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
-    assert token_bytes(fallback) == [b"", b" the", b"n", b"\xe5", b"\n", "好".encode()]
+    assert token_bytes(fallback) == [b"", b" the", b"n", b"\xe5", b"\n", "好".encode(), b"<0xZZ>"]
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ArgumentError, match=r"token_bytes: tokenizer: got .* decoder WordPiece, expected byte-level"):
         token_bytes(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))

@@ -218,3 +218,45 @@ def test_wrong_arguments(message):
 def test_cumulative_lengths():
     assert ragged.cu_seqlens([3, 0, 2]).tolist() == [0, 3, 3, 5]
     assert ragged.cu_seqlens(np.array([], dtype=np.int32), dtype=torch.int64).tolist() == [0]
+
+
+# --- what no caller should give -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ragged.plan([1, 2], (4, 8), 10**400),
+        lambda: ragged.plan([1, 2], (4, 8), 1e308),
+        lambda: ragged.plan([1, 2], (4, 8), (10**400, 1)),
+        lambda: ragged.plan([1, 2], (4, 10**400)),
+        lambda: ragged.plan([1, 2], (4, 8), True),
+        lambda: ragged.plan(np.array(["1"])),
+        lambda: ragged.plan(np.zeros(2, ">i8")),
+        lambda: ragged.plan(torch.zeros(2, dtype=torch.int64, device="meta")),
+        lambda: ragged.cu_seqlens([1], device="nowhere"),
+        lambda: ragged.cu_seqlens([1], dtype=np.zeros(2)),
+        lambda: ragged.batch_by_tokens([1], 2, padded=torch.zeros(2)),
+        *(lambda results=results: ragged.plan([1, 9], (4,)).restore(results) for results in (3, None, [1, 2], ["a", {2}])),
+        *(lambda fill=fill: ragged.unpack(torch.zeros(1, 2), [0, 1], 1, fill=fill) for fill in (10**400, 1e39, 1j)),
+        lambda: ragged.unpack(torch.zeros(1, 2).to_sparse(), [0, 1], 1),
+        lambda: ragged.pack(torch.zeros(1, 2, 3), torch.zeros(1, dtype=torch.int64, device="meta")),
+    ],
+)  # fmt: skip
+def test_nonsense(call):
+    with pytest.raises(ArgumentError, match=r"^\w+: [\w.]+: got .+, expected .+"):
+        call()
+
+
+@settings(max_examples=60)
+@given(lengths=st.lists(st.integers(0, 20), max_size=40), budget=st.integers(20, 40), most=st.integers(1, 5))
+def test_best_fit_is_the_search_through_all_batches(lengths, budget, most):
+    batches = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        left = [budget - sum(lengths[r] for r in batch) for batch in batches]
+        fits = [b for b in range(len(batches)) if len(batches[b]) < most and left[b] >= lengths[row]]
+        if fits:
+            batches[min(fits, key=lambda b: (left[b], b))].append(row)
+        else:
+            batches.append([row])
+    assert ragged.batch_by_tokens(lengths, budget, max_rows=most) == sorted(sorted(batch) for batch in batches)

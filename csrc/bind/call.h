@@ -1,5 +1,8 @@
 // One call of an op from Python: checks, allocation of what was not given, the kernel without the GIL.
 #pragma once
+#include <optional>
+#include <type_traits>
+
 #include "bind/tensor_arg.h"
 #include "core/op.h"
 
@@ -12,6 +15,15 @@ enum Code { kCheck = 0, kCpu = 1, kCuda = 2, kSize = 4 };
 struct WorkspaceSize {
   int64_t bytes;
 };
+
+// As m.def(), but an integer is an integer: pybind11 would cut off what is behind the point of NumPy's numbers, of
+// fractions and of tensors. An int is still taken for a double.
+template <class T>
+constexpr bool kIsWhole = std::is_integral_v<T> || std::is_same_v<T, std::optional<int64_t>>;
+template <class Result, class... A>
+void define(py::module_& m, const char* name, Result (*function)(A...)) {
+  m.def(name, function, py::arg().noconvert(kIsWhole<A>)...);
+}
 
 class Call {
  public:

@@ -99,9 +99,9 @@ py::tuple delta_attention(py::handle q, py::tuple from, py::tuple of, py::handle
 }  // namespace
 
 void bind_delta(py::module_& m) {
-  m.def("delta_encode", &delta_encode);
-  m.def("delta_decode", &delta_decode);
-  m.def("delta_attention", &delta_attention);
+  define(m, "delta_encode", &delta_encode);
+  define(m, "delta_decode", &delta_decode);
+  define(m, "delta_attention", &delta_attention);
 }
 
 }  // namespace sic::bind

@@ -184,12 +184,12 @@ py::object probe(py::handle hidden, py::handle projection, py::handle vector, py
 }  // namespace
 
 void bind_head(py::module_& m) {
-  m.def("logits_stats", &on_logits<false>);
-  m.def("logits_part", &on_logits<true>);
-  m.def("lm_head_stats", &lm_head_stats);
-  m.def("lm_head_part", &lm_head_part);
-  m.def("merge_stats", &merge_stats);
-  m.def("probe", &probe);
+  define(m, "logits_stats", &on_logits<false>);
+  define(m, "logits_part", &on_logits<true>);
+  define(m, "lm_head_stats", &lm_head_stats);
+  define(m, "lm_head_part", &lm_head_part);
+  define(m, "merge_stats", &merge_stats);
+  define(m, "probe", &probe);
 }
 
 }  // namespace sic::bind

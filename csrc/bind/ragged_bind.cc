@@ -43,8 +43,8 @@ py::object unpack(py::handle packed, py::handle cu_seqlens, int64_t max_len, int
 }  // namespace
 
 void bind_ragged(py::module_& m) {
-  m.def("pack", &pack);
-  m.def("unpack", &unpack);
+  define(m, "pack", &pack);
+  define(m, "unpack", &unpack);
 }
 
 }  // namespace sic::bind

@@ -317,19 +317,19 @@ py::tuple select_slice(py::handle q, py::handle bits, py::handle norm, py::handl
 }  // namespace
 
 void bind_slicing(py::module_& m) {
-  m.def("append_kv", &append_kv);
-  m.def("key_sketch", &key_sketch);
-  m.def("score_tokens", &score_tokens);
-  m.def("refine_tokens", &refine_tokens);
-  m.def("page_summary", &page_summary);
-  m.def("score_pages", &score_pages);
-  m.def("select", &select);
-  m.def("gather", &gather);
-  m.def("sliced_attention", &sliced_attention);
-  m.def("merge_states", &merge_states);
-  m.def("merge_many", &merge_many);
-  m.def("attend", &attend);
-  m.def("select_slice", &select_slice);
+  define(m, "append_kv", &append_kv);
+  define(m, "key_sketch", &key_sketch);
+  define(m, "score_tokens", &score_tokens);
+  define(m, "refine_tokens", &refine_tokens);
+  define(m, "page_summary", &page_summary);
+  define(m, "score_pages", &score_pages);
+  define(m, "select", &select);
+  define(m, "gather", &gather);
+  define(m, "sliced_attention", &sliced_attention);
+  define(m, "merge_states", &merge_states);
+  define(m, "merge_many", &merge_many);
+  define(m, "attend", &attend);
+  define(m, "select_slice", &select_slice);
 }
 
 }  // namespace sic::bind

@@ -51,6 +51,6 @@ py::tuple termination(py::handle tokens, py::handle score, py::handle entropy, p
 
 }  // namespace
 
-void bind_termination(py::module_& m) { m.def("termination_step", &termination); }
+void bind_termination(py::module_& m) { define(m, "termination_step", &termination); }
 
 }  // namespace sic::bind

@@ -106,7 +106,7 @@ __device__ __forceinline__ void count_row(const LmHeadParams& p, const HeadTask&
   const float top = faults ? kNever : chunk.top();
   total.status |= faults;
   if (top != kNever) {
-    total.merge(chunk.moments(top, factor_of(inverse)), inverse);
+    total.merge(chunk.moments(top, head::factor_of(inverse)), inverse);
     if (top >= list.least)
       list.offer<true>(chunk.z, [&](int j) { return static_cast<int32_t>(first + lane * kTilePer + j); });
   }

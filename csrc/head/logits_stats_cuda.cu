@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kHeadThreads, 3) logits_segments(const __grid_
   const int64_t columns = p.logits.columns, first = segment * p.segment;
   const int64_t end = columns - first < p.segment ? columns : first + p.segment;
   const double inverse = inverse_of(p.logits.temperature, b);
-  const float factor = factor_of(inverse);
+  const float factor = head::factor_of(inverse);
   Moments total = Moments::none();
   WarpList list = WarpList::none(p.segments.room);
   int turn = 0;

@@ -1,5 +1,7 @@
 // What the ops on logits share on every backend.
 #pragma once
+#include <limits>
+
 #include "head/validate.h"
 
 namespace sic::head {
@@ -11,6 +13,18 @@ inline bool is_part(const StatsArgs& a) { return a.part.m.given(); }
 inline int64_t columns(const StatsArgs& a) {
   const int64_t valid = a.in.valid_vocab - a.in.vocab_start, V = vocabulary(a);
   return valid < 0 ? 0 : valid < V ? valid : V;
+}
+
+#if defined(__CUDACC__)
+#define SIC_STATS __host__ __device__ __forceinline__
+#else
+#define SIC_STATS __attribute__((always_inline)) inline
+#endif
+// log2(e) / temperature, finite: infinity times the distance 0 of the greatest would be NaN.
+SIC_STATS float factor_of(double inverse_temperature) {
+  constexpr double kLn2 = 0.6931471805599453, kMost = std::numeric_limits<float>::max();
+  const double factor = inverse_temperature / kLn2;
+  return static_cast<float>(factor < kMost ? factor : kMost);
 }
 
 template <bool kWhole>

@@ -158,7 +158,7 @@ SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_t
     if (total.m != kNever) total.shift((static_cast<double>(total.m) - top) * inverse_temperature);
     total.m = top;
   }
-  const vf m = splat(total.m), factor = splat(static_cast<float>(inverse_temperature / kLn2));
+  const vf m = splat(total.m), factor = splat(head::factor_of(inverse_temperature));
   VectorSums sums[kInGroup];
   int64_t i = 0;
   const auto add_group = [&] {
@@ -224,8 +224,13 @@ SIC_INLINE bool count_block(const float* z, int64_t n, int64_t first, const Bloc
 // ---- from x to z ----------------------------------------------------------------------------------------------------
 
 SIC_INLINE vf tanh(vf x) {
-  const vf e = exp2(abs(x) * splat(static_cast<float>(-2 / kLn2)));
-  const vf size = (splat(1.0f) - e) / (splat(1.0f) + e);
+  constexpr float kNear = 0.25f;  // below it 1 - e loses digits, above it the series does
+  const vf e = exp2(abs(x) * splat(static_cast<float>(-2 / kLn2))), square = x * x;
+  const vf far = (splat(1.0f) - e) / (splat(1.0f) + e);
+  vf series = fma(square, splat(62.0f / 2835), splat(-17.0f / 315));
+  series = fma(square, series, splat(2.0f / 15));
+  series = fma(square, series, splat(-1.0f / 3)) * square;
+  const vf size = abs(x) < splat(kNear) ? fma(series, abs(x), abs(x)) : far;
   return bit_cast<vf>(bit_cast<vu>(size) | (bit_cast<vu>(x) & 0x80000000));
 }
 

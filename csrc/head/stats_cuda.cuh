@@ -263,11 +263,6 @@ __device__ __forceinline__ double inverse_of(const FloatVector& temperature, int
   return t > 0 ? 1 / static_cast<double>(t) : 1;
 }
 
-// log2(e) / temperature. Finite, however low the temperature: 0 times infinity would be NaN.
-__device__ __forceinline__ float factor_of(double inverse_temperature) {
-  return fminf(static_cast<float>(inverse_temperature / kLn2), kLargest);
-}
-
 // ---- what is asked about single ids ----
 
 struct DeviceWanted {

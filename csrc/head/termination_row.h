@@ -87,7 +87,7 @@ SIC_ROW void termination_row(const TerminationRule& rule, const TerminationRows&
     if (r.score) {
       const float score = r.score[b];
       const bool kept = keeps_streak(rule, product(r.slope_per_token, r.input_lens[b]), score, streak > 0);
-      streak = !kept ? 0 : streak < rule.patience ? streak + 1 : streak;
+      streak = !kept ? 0 : static_cast<int32_t>(streak < rule.patience ? streak + 1 : rule.patience);
       r.streak[b] = streak;
       said |= score != score ? kScoreNan : 0;
     }

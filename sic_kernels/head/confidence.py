@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from ..runtime.arguments import integer, real
-from ..runtime.arrays import as_torch
+from ..runtime.arguments import FLOATS, INTS, integer, output, real, tensor, torch_device
 from ..runtime.errors import ArgumentError
+from .rows import chosen_rows, row_numbers
 from .types import Array
 
 Tensor = torch.Tensor
+F32 = torch.finfo(torch.float32)
 
 
 class ConfidenceRing:
@@ -32,14 +33,14 @@ class ConfidenceRing:
         self.lag = integer("ConfidenceRing", "lag", lag, 1, "1 or more tokens")
         if self.lag > self.capacity:
             raise ArgumentError.of("ConfidenceRing", "lag", self.lag, f"at most the capacity ({self.capacity})")
+        device = torch_device("ConfidenceRing", device)
         self.confidence = torch.ones(B, self.capacity, device=device)  # that of token n at n % capacity
         self.count = torch.zeros(B, dtype=torch.int64, device=device)  # tokens pushed
 
     def push(self, confidence: Array) -> None:
         """confidence f32[B] of the token just generated. A NaN is a 1: nothing is known against the token."""
-        new = self._rows("push", "confidence", confidence)
-        if not new.is_floating_point():
-            raise ArgumentError.of("ConfidenceRing.push", "confidence", new.dtype, "float32")
+        B, device = len(self.count), self.count.device
+        new = tensor("ConfidenceRing.push", "confidence", confidence, FLOATS, (B,), device)
         known = new.float().nan_to_num(nan=1.0).clamp(0, 1)
         self.confidence.scatter_(1, (self.count % self.capacity)[:, None], known[:, None])
         self.count += 1
@@ -65,39 +66,32 @@ class ConfidenceRing:
         """
         op = "ConfidenceRing.as_key_bias"
         size = integer(op, "size", size, 0, "the number of key positions")
-        real(op, "strength", strength, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
-        real(op, "floor", floor, lambda x: 0 < x <= 1, "above 0, at most 1")
-        lens = self._rows("as_key_bias", "prompt_lens", prompt_lens)
-        if lens.dtype not in (torch.int32, torch.int64):
-            raise ArgumentError.of(op, "prompt_lens", lens.dtype, "int32|int64")
-        token = torch.arange(size, device=self.count.device) - lens[:, None]
+        strength = real(op, "strength", strength, lambda x: 0 <= x <= F32.max, "a finite float32, 0 or more")
+        floor = real(op, "floor", floor, lambda x: F32.tiny <= x <= 1, "above 0 (a normal float32), at most 1")
+        B, device = len(self.count), self.count.device
+        lens = tensor(op, "prompt_lens", prompt_lens, INTS, (B,), device)
+        into = None if out is None else output(op, out, torch.float32, (B, size), device)
+        token = torch.arange(size, device=device) - lens[:, None]
         newest = (self.count - self.lag)[:, None]
         known = (token >= 0) & (token <= newest) & (token >= self.count[:, None] - self.capacity)
         bias = strength * self.confidence.clamp(min=floor).log().gather(1, token % self.capacity)
         bias = torch.where(known, bias, 0.0)
-        if out is None:
-            return bias
-        into = as_torch(out)
-        if into.shape != bias.shape or into.dtype != torch.float32:
-            raise ArgumentError.of(op, "out", f"{into.dtype}{list(into.shape)}", f"float32{list(bias.shape)}")
-        return into.copy_(bias)
+        return bias if into is None else into.copy_(bias)
 
     def reset(self, rows: Any = None) -> None:
         """These rows (None: all; else indices or a bool mask) begin a new text."""
-        self.count[slice(None) if rows is None else torch.as_tensor(rows, device=self.count.device)] = 0
+        self.count[chosen_rows("ConfidenceRing.reset", rows, len(self.count), self.count.device)] = 0
 
     def reorder(self, rows: Any) -> None:
         """Row i becomes a copy of row rows[i] (beams); the batch keeps its size, the tensors their place."""
-        rows = self._rows("reorder", "rows", torch.as_tensor(rows, device=self.count.device)).long()
+        batch = len(self.count)
+        rows = row_numbers("ConfidenceRing.reorder", rows, batch, self.count.device)
+        if len(rows) != batch:
+            raise ArgumentError.of(
+                "ConfidenceRing.reorder", "rows", f"{len(rows)} rows", f"{batch}, as many as there are"
+            )
         self.confidence.copy_(self.confidence[rows])
         self.count.copy_(self.count[rows])
-
-    def _rows(self, op: str, arg: str, array: Array) -> Tensor:
-        x, batch = as_torch(array), len(self.count)
-        if not isinstance(x, torch.Tensor) or x.shape != (batch,):
-            got = f"shape {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise ArgumentError.of(f"ConfidenceRing.{op}", arg, got, f"an array of shape [{batch}]")
-        return x
 
 
 def verify_budget(
@@ -120,15 +114,13 @@ def verify_budget(
     """
     op = "verify_budget"
     fixed, per_token = cost if isinstance(cost, (tuple, list)) and len(cost) == 2 else (1.0, cost)
-    real(op, "cost", fixed, lambda x: 0 < x < math.inf, "per_token, or (fixed, per_token): fixed above 0")
-    real(op, "cost", per_token, lambda x: 0 <= x < math.inf, "per_token, or (fixed, per_token): 0 or more")
-    real(op, "bonus", bonus, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
-    c = as_torch(confidence)
-    if not isinstance(c, torch.Tensor) or c.ndim != 2 or not c.is_floating_point():
-        got = f"{c.dtype}{list(c.shape)}" if isinstance(c, torch.Tensor) else type(c).__name__
-        raise ArgumentError.of(op, "confidence", got, "float32[B,K]")
+    fixed = real(op, "cost", fixed, lambda x: 0 < x < math.inf, "per_token, or (fixed, per_token): fixed above 0")
+    per_token = real(op, "cost", per_token, lambda x: 0 <= x < math.inf, "per_token, or (fixed, per_token): 0 or more")
+    bonus = real(op, "bonus", bonus, lambda x: 0 <= x < math.inf, "a finite number, 0 or more")
+    c = tensor(op, "confidence", confidence, FLOATS, (-1, -1))
+    into = None if out is None else output(op, out, torch.int64, (len(c),), c.device)
     accepted = c.double().nan_to_num(nan=0.0).clamp(0, 1).cumprod(1).cumsum(1)
     accepted = torch.nn.functional.pad(accepted, (1, 0))  # k = 0
     steps = torch.arange(accepted.shape[1], dtype=torch.float64, device=c.device)
     lengths = ((bonus + accepted) / (fixed + per_token * steps)).argmax(1)
-    return lengths if out is None else as_torch(out).copy_(lengths)
+    return lengths if into is None else into.copy_(lengths)

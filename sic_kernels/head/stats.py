@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.arguments import instance, outputs
+from ..runtime.arguments import described, instance, is_dense, outputs, real, tensor
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
@@ -15,6 +15,11 @@ from .types import NO_PROBE, Array, Probe, StatsPart, TokenStats, softcap_of
 
 _STATS = TokenStats._fields[:9]
 _PART = StatsPart._fields[:9]
+_PART_KINDS = (  # types and ranks
+    (torch.float32, 1), *((torch.float64, 1),) * 3, (torch.int64, 2), (torch.float32, 2), (torch.float32, 2), (torch.float32, 1),
+    (torch.uint8, 1),
+)  # fmt: skip
+_F32 = torch.finfo(torch.float32)
 
 
 def logits_stats(
@@ -35,7 +40,7 @@ def logits_stats(
     """Entropy, log-sum-exp, the greatest k and chosen log-probabilities in one pass over the logits.
 
     logits: f32|f16|bf16 [B,V], rows of any stride.  What is counted is z = softcap * tanh(logits / softcap) + bias, divided by
-    the temperature; nothing is written back.
+    the temperature; nothing is written back.  -inf, NaN and +inf are those of z: a soft cap makes infinite logits finite.
     temperature: a number or f32 [B]; 0 means greedy: statistics at 1.  bias: f32 [V].
     valid_vocab: ids from it on (a padded tail) do not take part.
     mask_bits: i32 [B,ceil(V/32)], bit i of word j lets id 32 j + i take part (the layout of grammar libraries).
@@ -160,14 +165,16 @@ def _stack(parts: Sequence[StatsPart]) -> StatsPart:
     for p in parts[1:]:
         if not _same_temperature(p.temperature, first.temperature):
             raise ArgumentError.of("merge_stats", "parts", "parts of different temperatures", "parts of the same rows")
-    columns = []
-    for name in _PART:
-        tensors = [as_torch(getattr(p, name)) for p in parts]
-        if any(x.shape != tensors[0].shape or x.dtype != tensors[0].dtype for x in tensors):
-            shapes = ", ".join(str(list(x.shape)) for x in tensors)
-            raise ArgumentError.of("merge_stats", f"parts.{name}", shapes, "arrays of one shape and type")
-        columns.append(torch.stack(tensors))
+    columns = [_column(parts, name, dtype, rank) for name, (dtype, rank) in zip(_PART, _PART_KINDS)]
     return StatsPart._make((*columns, first.temperature, 0))
+
+
+def _column(parts: Sequence[StatsPart], name: str, dtype: torch.dtype, rank: int) -> torch.Tensor:
+    """One array of all parts, which must be of one shape."""
+    arg = f"parts.{name}"
+    first = tensor("merge_stats", arg, getattr(parts[0], name), (dtype,), (-1,) * rank)
+    alike = (dtype,), tuple(first.shape), first.device
+    return torch.stack([first, *(tensor("merge_stats", arg, getattr(p, name), *alike) for p in parts[1:])])
 
 
 def _same_temperature(a: Any, b: Any) -> bool:
@@ -202,14 +209,18 @@ def probe(
     With `out` nothing is allocated, nothing synchronises and the call can be captured (bias as a tensor). Bitwise
     deterministic and independent of the batch.
     """
-    flat = getattr(vector, "ndim", 2) == 1
+    vector, bias = as_torch(vector), as_torch(bias)
+    flat = is_dense(vector) and vector.ndim == 1
     vector = vector[None] if flat else vector
-    if isinstance(bias, (int, float)) and not isinstance(bias, bool):
-        v = as_torch(vector)
-        bias = torch.full((v.shape[0],), float(bias), device=v.device) if isinstance(v, torch.Tensor) else bias
-    elif getattr(bias, "ndim", 1) == 0:
+    if not isinstance(bias, torch.Tensor) and is_dense(vector) and vector.ndim == 2:
+        number = real("probe", "bias", bias, lambda x: abs(x) <= _F32.max, "a float32, or an array of them")
+        bias = torch.full((len(vector),), number, device=vector.device)
+    elif isinstance(bias, torch.Tensor) and bias.ndim == 0:
         bias = bias[None]
     of_probe = Probe(projection, vector, bias, activation, link).inputs()
-    out = out[:, None] if flat and out is not None else out
+    if flat and out is not None:
+        if getattr(out, "ndim", None) != 1:
+            raise ArgumentError.of("probe", "out", described(out), "float32 of rank 1")
+        out = out[:, None]
     score = call("head", "probe", (hidden, *of_probe), (out,), workspace, backend)[0]
     return score[:, 0] if flat else score

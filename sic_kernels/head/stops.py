@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..runtime import native
-from ..runtime.arguments import integer
+from ..runtime.arguments import flag, integer
 from ..runtime.errors import ArgumentError
+from .rows import row_numbers
 
 
 class StopStep(NamedTuple):
@@ -48,7 +49,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[bytes | str] | None, batch: int = 1, *, include: bool = False) -> None:
         self.stops = _bytes_of(stops)
         rows = integer("StopMatcher", "batch", batch, 1, "1 to 2^24")
-        self._native = native.module().StopMatcher(self.stops, rows, bool(include))
+        self._native = native.module().StopMatcher(self.stops, rows, flag("StopMatcher", "include", include))
 
     @property
     def batch(self) -> int:
@@ -72,7 +73,7 @@ class StopMatcher:
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of row rows[i]: for beams (transformers' beam_idx), forks, and batches that shrink or grow."""
         chosen = self._rows("reorder", rows)
-        if rows is None or not chosen:
+        if not chosen:
             raise ArgumentError.of("StopMatcher.reorder", "rows", rows, "the row that each new row continues")
         self._native.reorder(chosen)
 
@@ -80,18 +81,8 @@ class StopMatcher:
         """Bytes of the automaton and of the rows' states."""
         return self._native.nbytes()
 
-    def _rows(self, op: str, rows: Any) -> list[int]:
-        batch = self.batch
-        if rows is None:
-            return list(range(batch))
-        op, expected = f"StopMatcher.{op}", f"rows from 0 to {batch - 1}"
-        rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
-        if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
-            raise ArgumentError.of(op, "rows", type(rows).__name__, expected)
-        numbers = [integer(op, "rows", row, 0, expected) for row in rows]
-        if any(row >= batch for row in numbers):
-            raise ArgumentError.of(op, "rows", max(numbers), expected)
-        return numbers
+    def _rows(self, op: str, rows: Any) -> list[int] | None:
+        return None if rows is None else row_numbers(f"StopMatcher.{op}", rows, self.batch).tolist()
 
     def __repr__(self) -> str:
         return f"StopMatcher({len(self.stops)} stops, batch={self.batch})"

@@ -6,16 +6,17 @@ import dataclasses
 import enum
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
 
 from ..runtime import metrics
-from ..runtime.arguments import instance, integer, outputs, real
+from ..runtime.arguments import INTS, described, instance, integer, is_dense, outputs, real, tensor, torch_device
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
+from .rows import chosen_rows, row_numbers
 from .stops import StopMatcher
 from .types import Array, TokenStats
 
@@ -82,6 +83,7 @@ class TerminationRule:
 
     def threshold_at(self, input_len: int) -> float:
         """What the score must exceed after a prompt of so many tokens."""
+        input_len = integer("TerminationRule", "input_len", input_len, 0, "a number of tokens")
         return min(self.max_threshold, self.threshold + self.slope_per_1k / 1000 * input_len)
 
     def inputs(self) -> tuple:
@@ -105,8 +107,11 @@ def _eos_ids(ids: Any) -> tuple[int, ...]:
     expected = f"up to {MOST_EOS_IDS} token ids"
     if isinstance(ids, numbers.Integral):
         ids = (ids,)
-    ids = () if ids is None else ids.tolist() if isinstance(ids, torch.Tensor) else ids
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+    array = as_torch(ids)
+    if isinstance(array, torch.Tensor):
+        ids = tensor("TerminationRule", "eos_ids", array, INTS, (-1,)).tolist()
+    ids = () if ids is None else ids
+    if not isinstance(ids, (Sequence, Set)) or isinstance(ids, (str, bytes)):
         raise ArgumentError.of("TerminationRule", "eos_ids", type(ids).__name__, expected)
     known = tuple(dict.fromkeys(integer("TerminationRule", "eos_ids", i, 0, expected) for i in ids))
     if len(known) > MOST_EOS_IDS:
@@ -136,11 +141,13 @@ class TerminationState:
         """Rows that have generated nothing.  input_lens: a number, or B of them.  window: the longest plateau_window to come."""
         B = integer("TerminationState", "batch", batch, 0, "the number of rows")
         W = integer("TerminationState", "window", window, 1, "1 or more steps")
+        device = torch_device("TerminationState", device)
+        lens = _lengths(input_lens, B)
         count = lambda: torch.zeros(B, dtype=torch.int32, device=device)
         state = cls(
             count(), count(), count(), torch.full((B, W), torch.nan, device=device), count().to(torch.uint8)
         )  # fmt: skip
-        state.input_lens.copy_(_lengths(input_lens, B))
+        state.input_lens.copy_(lens)
         return state
 
     @property
@@ -150,9 +157,10 @@ class TerminationState:
 
     def reset(self, rows: Any = None, input_lens: Any = None) -> None:
         """These rows (None: all; else indices or a bool mask) begin anew, with prompts of other lengths if they are given."""
-        rows = slice(None) if rows is None else torch.as_tensor(rows, device=self.reason.device)
+        rows = chosen_rows("TerminationState.reset", rows, len(self.reason), self.reason.device)
         if input_lens is not None:
-            self.input_lens[rows] = torch.as_tensor(input_lens, dtype=torch.int32, device=self.reason.device)
+            count = len(self.input_lens[rows])
+            self.input_lens[rows] = _lengths(input_lens, count).to(self.reason.device, torch.int32)
         self.generated[rows] = 0
         self.streak[rows] = 0
         self.recent[rows] = torch.nan
@@ -160,15 +168,23 @@ class TerminationState:
 
     def reorder(self, rows: Any) -> TerminationState:
         """A new state whose row i is a copy of row rows[i]: beams, forks, batches that shrink or grow."""
-        rows = torch.as_tensor(rows, device=self.reason.device).long()
+        rows = row_numbers("TerminationState.reorder", rows, len(self.reason), self.reason.device)
         return TerminationState(*(getattr(self, f.name)[rows] for f in dataclasses.fields(self)))
 
 
 def _lengths(input_lens: Any, batch: int) -> torch.Tensor:
-    lens = as_torch(torch.tensor(input_lens) if isinstance(input_lens, (int, list, tuple)) else input_lens)
-    if not isinstance(lens, torch.Tensor) or lens.is_floating_point() or lens.shape not in ((), (batch,)):
-        got = f"shape {list(lens.shape)}" if isinstance(lens, torch.Tensor) else type(lens).__name__
-        raise ArgumentError.of("TerminationState", "input_lens", got, f"a number of tokens, or {batch} of them")
+    """i32|i64 [batch] or []. What is on a device is not looked at."""
+    op, arg, expected = "TerminationState", "input_lens", f"a number of tokens, or {batch} of them"
+    if isinstance(input_lens, numbers.Integral):
+        return torch.tensor(integer(op, arg, input_lens, 0, expected))
+    if isinstance(input_lens, (list, tuple)):
+        input_lens = torch.tensor([integer(op, arg, n, 0, expected) for n in input_lens], dtype=torch.int64)
+    lens = as_torch(input_lens)
+    if not is_dense(lens) or lens.shape not in ((), (batch,)):
+        raise ArgumentError.of(op, arg, described(lens), expected)
+    tensor(op, arg, lens, INTS, tuple(lens.shape))
+    if lens.device.type == "cpu" and bool(((lens < 0) | (lens > MOST_TOKENS)).any()):
+        raise ArgumentError.of(op, arg, lens.tolist(), "numbers of tokens from 0 to 2^31 - 1")
     return lens
 
 
@@ -226,18 +242,28 @@ def stop_rule(
     then a stop of one token is both, an id and a text.  Stops given as bytes are text.
     """
     encode, special = _encoder(tokenizer)
-    if isinstance(stops, (str, bytes)):
+    if isinstance(stops, (str, bytes)) or not (stops is None or isinstance(stops, Sequence)):
         raise ArgumentError.of("stop_rule", "stops", type(stops).__name__, "a list of bytes or str")
     ids, texts = [], []
     for stop in stops or ():
-        tokens = list(encode(stop)) if isinstance(stop, str) and stop else []
+        tokens = _tokens(encode, stop) if isinstance(stop, str) and stop else []
         single = len(tokens) == 1 and (special is None or tokens[0] in special)
         if single:
-            ids.append(int(tokens[0]))
+            ids.append(tokens[0])
         if not single or special is None:
             texts.append(stop)
     eos_ids = (*_eos_ids(rule.pop("eos_ids", ())), *ids)
     return TerminationRule(eos_ids=eos_ids, **rule), StopMatcher(texts, batch, include=include)
+
+
+def _tokens(encode: Callable[[str], Any], text: str) -> list[int]:
+    expected = "a function that gives the token ids of a text"
+    tokens = encode(text)
+    array = as_torch(tokens)
+    tokens = array.tolist() if is_dense(array) else tokens
+    if not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes)):
+        raise ArgumentError.of("stop_rule", "tokenizer", f"{type(tokens).__name__} from it", expected)
+    return [integer("stop_rule", "tokenizer", token, 0, expected) for token in tokens]
 
 
 def _encoder(tokenizer: Any) -> tuple[Callable[[str], Iterable[int]], set[int] | None]:
@@ -258,12 +284,15 @@ def record_stops(reason: Array, complete: Array | None = None) -> None:
     reason: u8[B] of `termination_step`; rows that are not done are not counted.  complete: bool[B], where somebody knows.
     Waits for the device: call it when rows are done, not every step.
     """
-    bits = as_torch(reason).cpu()
+    bits = tensor("record_stops", "reason", reason, (torch.uint8,), (-1,)).cpu()
+    right = (
+        complete if complete is None else tensor("record_stops", "complete", complete, (torch.bool,), tuple(bits.shape))
+    )
     done = bits & int(STOPS) != 0
     stopped = int(done.sum())
     by_reason = metrics.get("sic_stop_reason_ratio")
     by_reason.add(0, stopped, reason="eos")
     for name in ("EOS", "STRING", "SCORE", "LENGTH", "PLATEAU"):
         by_reason.add(int((bits[done] & int(Reason[name]) != 0).sum()), 0, reason=name.lower())
-    if complete is not None:
-        metrics.get("sic_termination_accuracy_ratio").add(int(as_torch(complete).cpu()[done].sum()), stopped)
+    if right is not None:
+        metrics.get("sic_termination_accuracy_ratio").add(int(right.cpu()[done].sum()), stopped)

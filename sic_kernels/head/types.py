@@ -8,6 +8,7 @@ import math
 from typing import Any, NamedTuple
 
 from ..runtime.arguments import code_of, real
+from ..runtime.errors import ArgumentError
 
 Array = Any  # torch, NumPy, CuPy or JAX
 
@@ -81,6 +82,9 @@ class Probe:
     link: str = "sigmoid"
 
     def __post_init__(self) -> None:
+        for name in ("projection", "vector", "bias"):
+            if getattr(self, name) is None:
+                raise ArgumentError.of("Probe", name, None, "an array")
         code_of("Probe", "activation", self.activation, ACTIVATIONS)
         code_of("Probe", "link", self.link, LINKS)
 

@@ -16,6 +16,7 @@ Greedy and sampled decoding; beam search moves rows about without saying how.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,8 @@ class Termination:
         **options: Any,
     ) -> None:
         instance("Termination", "rule", rule, head.TerminationRule)
+        if score is not None and not callable(score):
+            raise ArgumentError.of("Termination", "score", type(score).__name__, "a function of TokenStats")
         if matcher is not None:
             instance("Termination", "matcher", matcher, head.StopMatcher)
             if tokenizer is None:
@@ -126,7 +129,8 @@ class Termination:
         """Feeds the bytes of the new tokens of rows that are not done; one copy to the host."""
         assert self.state is not None
         fed = torch.where(self.state.done, -1, tokens).tolist()
-        matched, safe, _ = matcher.feed([self._bytes[i] if i >= 0 else b"" for i in fed])
+        # Ids behind the tokenizer's last, of a padded vocabulary, have no text.
+        matched, safe, _ = matcher.feed([self._bytes[i] if 0 <= i < len(self._bytes) else b"" for i in fed])
         for text, piece in zip(self._texts, safe):
             text += piece
         return matched.to(tokens.device, non_blocking=True)
@@ -180,7 +184,8 @@ def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         byte_of = _byte_of_letter()
-        return lambda token: bytes(byte_of[letter] for letter in token)
+        # A token with a letter that stands for no byte is text as it is, as in the tokenizer's decoder.
+        return lambda token: bytes(map(byte_of.__getitem__, token)) if byte_of.keys() >= set(token) else token.encode()
     if "ByteFallback" in kinds or "Metaspace" in kinds:
         return _fallback_bytes
     got = f"{type(tokenizer).__name__} with the decoder {'+'.join(sorted(kinds))}"
@@ -196,6 +201,6 @@ def _byte_of_letter() -> dict[str, int]:
 
 def _fallback_bytes(token: str) -> bytes:
     """ "<0x0A>" is a byte; U+2581 is a space."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 from typing import Any
 
-from ..runtime.arguments import integer
+from ..runtime.arguments import flag, integer
 from ..runtime.errors import ArgumentError
 from .lengths import Lengths, checked_lengths
 
@@ -32,33 +33,41 @@ def batch_by_tokens(
         if size > budget:
             raise ArgumentError.of("batch_by_tokens", "lengths", f"{size} at [{row}]", f"at most the budget, {budget}")
     longest_first = sorted(range(len(sizes)), key=lambda row: (-sizes[row], row))
-    fill: Any = _runs if padded else _best_fit
+    fill: Any = _runs if flag("batch_by_tokens", "padded", padded) else _best_fit
     return sorted(sorted(batch) for batch in fill(longest_first, sizes, budget, most))
 
 
 def _runs(order: list[int], sizes: list[int], budget: int, most: int) -> list[list[int]]:
     """The first row of a batch, its longest, says how many rows it has."""
-    batches = []
-    while order:
-        longest = sizes[order[0]]
+    batches, first = [], 0
+    while first < len(order):
+        longest = sizes[order[first]]
         count = min(most, budget // longest) if longest else most
-        batches.append(order[:count])
-        order = order[count:]
+        batches.append(order[first : first + count])
+        first += count
     return batches
 
 
 def _best_fit(order: list[int], sizes: list[int], budget: int, most: int) -> list[list[int]]:
     """Each row into the batch that has the least room for it; of several the first."""
     batches: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, batch) of those that take rows, ascending
+    room: dict[int, list[int]] = {}  # tokens left -> a heap of the batches with so many that take rows
+    lefts: list[int] = []  # its keys, ascending
     for row in order:
-        at = bisect.bisect_left(room, (sizes[row], -1))
-        if at < len(room):
-            left, batch = room.pop(at)
+        at = bisect.bisect_left(lefts, sizes[row])
+        if at < len(lefts):
+            left = lefts[at]
+            batch = heapq.heappop(room[left])
             batches[batch].append(row)
+            if not room[left]:
+                del room[left], lefts[at]
         else:
             left, batch = budget, len(batches)
             batches.append([row])
+        left -= sizes[row]
         if len(batches[batch]) < most:
-            bisect.insort(room, (left - sizes[row], batch))
+            if left not in room:
+                room[left] = []
+                bisect.insort(lefts, left)
+            heapq.heappush(room[left], batch)
     return batches

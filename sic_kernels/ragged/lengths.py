@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import INTS, described, is_dense, torch_device
 from ..runtime.arrays import as_torch
 from ..runtime.errors import ArgumentError
 
@@ -25,7 +26,7 @@ def integers(op: str, arg: str, values: Lengths) -> list[int]:
     """
     if hasattr(values, "dtype"):
         values = as_torch(values)
-        if not isinstance(values, torch.Tensor) or values.ndim != 1 or not integral(values.dtype):
+        if not is_dense(values) or values.ndim != 1 or not integral(values.dtype):
             raise ArgumentError.of(op, arg, described(values), "integers, one for each sequence")
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
@@ -51,21 +52,14 @@ def cu_seqlens(
 
     lengths: B integers, a list or an array (one on a device is read back).  dtype: int32 or int64.
     """
-    if dtype not in (torch.int32, torch.int64):
-        raise ArgumentError.of("cu_seqlens", "dtype", dtype, "int32|int64")
-    return bounds_of(checked_lengths("cu_seqlens", lengths), device, dtype)
+    if not isinstance(dtype, torch.dtype) or dtype not in INTS:
+        raise ArgumentError.of("cu_seqlens", "dtype", repr(dtype), "int32|int64")
+    return bounds_of(checked_lengths("cu_seqlens", lengths), torch_device("cu_seqlens", device), dtype)
 
 
 def bounds_of(lengths: list[int], device: torch.device | str, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     """`cu_seqlens` of lengths that are right."""
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype, device=device)
-
-
-def described(value: Any) -> str:
-    """int64[3,4], or what it is."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}".replace(" ", "")
-    return type(value).__name__
 
 
 def integral(dtype: torch.dtype) -> bool:

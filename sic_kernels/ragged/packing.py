@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import integer
+from ..runtime.arguments import described, integer, is_dense, real
 from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
-from .lengths import Array, Lengths, bounds_of, checked_lengths, described, integers, integral
+from .lengths import Array, Lengths, bounds_of, checked_lengths, integers, integral
 
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+_INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -63,22 +66,24 @@ def unpack(
 
 def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
     """Cumulative lengths on the rows' device, and the number of packed rows where it is known."""
-    shape: Any = getattr(padded, "shape", ())
-    if len(shape) < 2:  # the native layer says what is wrong with it
+    rows_of = as_torch(padded)
+    if not is_dense(rows_of) or rows_of.ndim < 2:  # the native layer says what is wrong with it
         return lengths, None
-    B = int(shape[0])
-    count = int(lengths.shape[0]) if hasattr(lengths, "dtype") and len(lengths.shape) == 1 else _count(lengths)
+    shape = rows_of.shape
+    B = shape[0]
+    array: Any = as_torch(lengths) if hasattr(lengths, "dtype") else None
+    count = len(array) if is_dense(array) and array.ndim == 1 else _count(lengths)
     if count not in (B, B + 1):
-        got = f"{count} values" if isinstance(lengths, (list, tuple)) else described(as_torch(lengths))
+        got = described(as_torch(lengths)) if count < 0 or hasattr(lengths, "dtype") else f"{count} values"
         raise ArgumentError.of("pack", "lengths", got, f"{B} lengths, or {B + 1} cumulative ones")
     if count == B + 1:
         if hasattr(lengths, "dtype"):
             return lengths, None
-        bounds = integers("pack", "lengths", lengths)
-        return torch.tensor(bounds, dtype=torch.int64, device=_device(padded)), bounds[-1]
-    here = as_torch(lengths)
-    if isinstance(here, torch.Tensor) and here.device.type != "cpu" and integral(here.dtype):
-        return torch.nn.functional.pad(here.cumsum(0, dtype=torch.int64), (1, 0)), None
+        return torch.tensor(integers("pack", "lengths", lengths), dtype=torch.int64, device=_device(padded)), lengths[
+            -1
+        ]
+    if array is not None and array.device.type != "cpu" and integral(array.dtype):
+        return torch.nn.functional.pad(array.cumsum(0, dtype=torch.int64), (1, 0)), None
     sizes = checked_lengths("pack", lengths)
     for row, size in enumerate(sizes):
         if size > shape[1]:
@@ -87,7 +92,7 @@ def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
 
 
 def _count(lengths: Any) -> int:
-    return len(lengths) if isinstance(lengths, (list, tuple)) else -1
+    return len(lengths) if isinstance(lengths, Sequence) and not isinstance(lengths, (str, bytes)) else -1
 
 
 def _device(array: Array) -> torch.device:
@@ -99,18 +104,19 @@ def _device(array: Array) -> torch.device:
 def _bits(packed: Array, fill: Any) -> int:
     """The bits of `fill` in the type of the rows, as a signed integer."""
     view = as_torch(packed)
-    if not isinstance(view, torch.Tensor) or view.dtype.is_complex:
+    if not is_dense(view) or view.dtype not in (*_FLOATS, *_INTEGERS):
         return 0  # the native layer says what is wrong with it
     dtype = view.dtype
-    if dtype.is_floating_point:
-        right = isinstance(fill, numbers.Real)
-        value = torch.tensor(float(fill) if right else 0.0, dtype=torch.float64).to(dtype)
-        # Conversions saturate, or make infinities of what is too large; not every type has those.
-        right = right and (abs(fill) <= torch.finfo(dtype).max or math.isnan(fill) or value.double().item() == fill)
+    expected = f"a number that {str(dtype).removeprefix('torch.')} has"
+    if dtype in _INTEGERS:
+        limits = torch.iinfo(dtype)
+        if not isinstance(fill, numbers.Integral) or not limits.min <= int(fill) <= limits.max:
+            raise ArgumentError.of("unpack", "fill", repr(fill), expected)
+        value = torch.tensor(int(fill), dtype=dtype)
     else:
-        limits = torch.iinfo(dtype if dtype != torch.bool else torch.uint8)
-        right = isinstance(fill, numbers.Integral) and limits.min <= int(fill) <= limits.max
-        value = torch.tensor(int(fill) if right else 0, dtype=dtype)
-    if not right:
-        raise ArgumentError.of("unpack", "fill", repr(fill), f"a number that {str(dtype).removeprefix('torch.')} has")
+        # Conversions saturate, or make infinities of what is too large; not every type has those.
+        rounded = lambda x: torch.tensor(x, dtype=torch.float64).to(dtype)
+        known = lambda x: abs(x) <= torch.finfo(dtype).max or rounded(x).double().item() == x
+        is_nan = isinstance(fill, numbers.Real) and fill != fill
+        value = rounded(math.nan if is_nan else real("unpack", "fill", fill, known, expected))
     return int(value.view(_BITS[dtype.itemsize]))

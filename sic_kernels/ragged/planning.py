@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ..runtime import metrics
+from ..runtime.arguments import integer, is_dense, real
 from ..runtime.errors import ArgumentError
-from .lengths import Lengths, bounds_of, checked_lengths
+from .lengths import MOST, Lengths, bounds_of, checked_lengths
 
 SLACK = 1 / 8  # of a bucket's bound: 512 +- 64, 1024 +- 128
 
@@ -106,9 +107,9 @@ class Segments(Sequence[Segment]):
 
         results: for each segment one result for each of its rows (a list, or a tensor with that first dimension).
         """
-        if len(results) != len(self) or any(len(part) != len(s.rows) for part, s in zip(results, self)):
-            got = [len(part) for part in results]
-            raise ArgumentError.of("restore", "results", f"lengths {got}", str([len(s.rows) for s in self]))
+        got = [_length(part) for part in results] if _length(results) >= 0 else type(results).__name__
+        if got != [len(s.rows) for s in self]:
+            raise ArgumentError.of("restore", "results", f"lengths {got}", [len(s.rows) for s in self])
         restored: list[Any] = [None] * len(self.order)
         for part, segment in zip(results, self):
             for row, result in zip(segment.rows, part):
@@ -172,29 +173,41 @@ def padding_efficiency(lengths: Lengths, padded: int | Segments) -> float | None
     return _ratio(sum(sizes), len(sizes) * int(padded))
 
 
+def _length(values: Any) -> int:
+    """-1 of what has none."""
+    if isinstance(values, torch.Tensor):
+        return len(values) if is_dense(values) and values.ndim > 0 else -1
+    try:
+        return len(values) if hasattr(values, "__getitem__") else -1
+    except TypeError:
+        return -1
+
+
 def _ratio(tokens: int, computed: int) -> float | None:
     return tokens / computed if computed else None
 
 
 def _bounds(buckets: Any) -> list[int]:
-    ascending = isinstance(buckets, (list, tuple)) and len(buckets) > 0
-    ascending = ascending and all(isinstance(b, numbers.Integral) and int(b) > 0 for b in buckets)
-    if not ascending or any(a >= b for a, b in itertools.pairwise(buckets)):
-        raise ArgumentError.of("plan", "buckets", repr(buckets), "ascending numbers of tokens, or None")
-    return [int(b) for b in buckets]
+    expected = "ascending numbers of tokens, or None"
+    several = isinstance(buckets, (list, tuple)) and len(buckets) > 0
+    bounds = [integer("plan", "buckets", b, 1, expected) for b in buckets] if several else []
+    if not several or any(a >= b for a, b in itertools.pairwise(bounds)):
+        raise ArgumentError.of("plan", "buckets", repr(buckets), expected)
+    return bounds
 
 
 def _slacks(slack: Any, bounds: list[int]) -> list[int]:
     """Tokens for each bucket."""
-    several = isinstance(slack, (list, tuple))
-    each = list(slack) if several else [slack] * len(bounds)
-    kind = numbers.Integral if several else numbers.Real
-    right = len(each) == len(bounds) and all(isinstance(s, kind) and math.isfinite(s) and float(s) >= 0 for s in each)
-    if not right:
-        raise ArgumentError.of(
-            "plan", "slack", repr(slack), f"a share, tokens, or tokens for each of {len(bounds)} buckets"
-        )
-    tokens = [int(s) if isinstance(s, numbers.Integral) else math.floor(s * b) for s, b in zip(each, bounds)]
+    expected = f"a share, tokens, or tokens for each of {len(bounds)} buckets"
+    if isinstance(slack, (list, tuple)):
+        if len(slack) != len(bounds):
+            raise ArgumentError.of("plan", "slack", repr(slack), expected)
+        tokens = [integer("plan", "slack", s, 0, expected) for s in slack]
+    elif isinstance(slack, numbers.Integral):
+        tokens = [integer("plan", "slack", slack, 0, expected)] * len(bounds)
+    else:
+        share = real("plan", "slack", slack, lambda x: 0 <= x <= MOST, expected)
+        tokens = [math.floor(share * b) for b in bounds]
     limits = [bound + extra for bound, extra in zip(bounds, tokens)]
     if any(a >= b for a, b in itertools.pairwise(limits)):
         raise ArgumentError.of("plan", "slack", repr(slack), f"less than takes a bucket beyond the next: {limits}")

@@ -18,12 +18,18 @@ _DLPACK_CPU, _DLPACK_CUDA_HOST = 1, 3
 
 
 def as_torch(array: Array) -> Any:
-    """A torch tensor over the same memory; anything that is not an array (None, numbers) as it is.
+    """A torch tensor over the same memory; what is no array, or none that torch can read, as it is.
 
     torch has no negative strides, and its importer ends the process on them: such an array is copied.
     """
     if array is None or isinstance(array, (torch.Tensor, bool, int, float)):
         return array
+    with contextlib.suppress(Exception):  # whoever needs a tensor says what it got instead
+        return _viewed(array)
+    return array
+
+
+def _viewed(array: Array) -> Any:
     if has_negative_strides(array):
         array = array.copy()
     if hasattr(array, "__dlpack__"):
@@ -45,10 +51,11 @@ def device_type(array: Array) -> str:
     """ "cpu", "cuda", or what else torch calls a device."""
     if isinstance(array, torch.Tensor):
         return array.device.type
-    if hasattr(array, "__dlpack_device__"):
-        with contextlib.suppress(Exception):  # the native layer says what is wrong with it
+    with contextlib.suppress(Exception):  # the native layer says what is wrong with it
+        if hasattr(array, "__dlpack_device__"):
             return "cpu" if int(array.__dlpack_device__()[0]) in (_DLPACK_CPU, _DLPACK_CUDA_HOST) else "cuda"
-    return "cuda" if hasattr(array, "__cuda_array_interface__") else "cpu"
+        return "cuda" if hasattr(array, "__cuda_array_interface__") else "cpu"
+    return "cpu"
 
 
 def stream_of(array: Array) -> contextlib.AbstractContextManager:

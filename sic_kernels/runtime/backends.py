@@ -23,7 +23,7 @@ import inspect
 import numbers
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -111,8 +111,8 @@ def pick(op: str, tensor: Any, wanted: str | None = None) -> Backend:
 
     `BackendError` with the reason and the remedy if it cannot be used.
     """
-    wanted = wanted or config.current().backend
-    if wanted == "auto":
+    wanted = config.current().backend if wanted is None else wanted
+    if isinstance(wanted, str) and wanted == "auto":
         return _automatic(op, arrays.device_type(tensor))
     chosen = _named(op, wanted)
     reason = chosen.why_not()
@@ -149,7 +149,7 @@ def call(
     and nothing is touched before they pass.
     """
     chosen = pick(op, inputs[0], backend)
-    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*inputs, *outs)):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _tensors((*inputs, *outs))):
         raise ArgumentError.of(
             op, "inputs", "a tensor that requires grad", "tensors without: the ops have no backward pass"
         )
@@ -167,6 +167,15 @@ def call(
     if isinstance(inputs[0], torch.Tensor):
         return results
     return arrays.like(results, inputs[0])
+
+
+def _tensors(arguments: tuple) -> Iterator[torch.Tensor]:
+    """Those among the arguments, and in tuples among them."""
+    for x in arguments:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, tuple):
+            yield from _tensors(x)
 
 
 _SIZING: contextvars.ContextVar[bool] = contextvars.ContextVar("sizing", default=False)
