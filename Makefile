@@ -17,6 +17,7 @@ SASS := $(VENV)/.stamp-sass
 
 DEMO_ARGS ?=
 TEST_ARGS ?=
+TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
 
@@ -30,7 +31,7 @@ demo: $(BUILT)
 	$(BIN)/python -m sic_kernels demo $(DEMO_ARGS)
 
 test: native-test $(SIMT)
-	SIC_REQUIRE=simt $(BIN)/python -m pytest $(TEST_ARGS)
+	SIC_REQUIRE=simt $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 bench: $(BUILT)
 	$(BIN)/python -m sic_kernels bench $(BENCH_ARGS)

@@ -7,6 +7,9 @@ a machine that must have a GPU cannot pass by skipping. `cpu` and `ref` are alwa
 
 import os
 
+# Idle OpenMP threads sleep instead of spinning between small tensors, on cores that other tests need. Before torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import slicing_helpers
 

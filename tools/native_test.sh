@@ -8,15 +8,16 @@ cmake=${CMAKE:-cmake}
 configure() { "$cmake" -G Ninja "$@" >/dev/null; }
 build() { "$cmake" --build "$1" -- --quiet; }
 
-echo "-- C++ tests"
-configure -S . -B build/native-test -DSIC_TESTS=ON -DSIC_CUDA=OFF -DCMAKE_INSTALL_PREFIX="$root/build/native-install"
+# One build: the library as a part of another project, with its tests.
+configure -S examples/vendoring -B build/native-test -DSIC_SOURCE_DIR="$root" -DSIC_TESTS=ON -DSIC_INSTALL=ON -DSIC_CUDA=OFF \
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$root/build/native-install"
 build build/native-test
-build/native-test/csrc_tests/sic_tests --gtest_brief=1
+
+echo "-- C++ tests"
+build/native-test/sic_kernels/csrc_tests/sic_tests --gtest_brief=1
 
 echo "-- vendoring by add_subdirectory"
-configure -S examples/vendoring -B build/vendoring-source -DSIC_SOURCE_DIR="$root" -DCMAKE_BUILD_TYPE=Release -DSIC_CUDA=OFF
-build build/vendoring-source
-build/vendoring-source/decode_step
+build/native-test/decode_step
 
 echo "-- vendoring by find_package"
 rm -rf build/native-install
@@ -26,7 +27,7 @@ configure -S examples/vendoring -B build/vendoring-package -DCMAKE_BUILD_TYPE=Re
 build build/vendoring-package
 build/vendoring-package/decode_step
 
-if ldd build/vendoring-package/decode_step build/vendoring-source/decode_step | grep -Ei 'python|torch'; then
+if ldd build/vendoring-package/decode_step build/native-test/decode_step | grep -Ei 'python|torch'; then
   echo "the vendored program links Python or torch" >&2
   exit 1
 fi

@@ -30,6 +30,7 @@ export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=lib
 # Python and torch keep memory until the end, so leaks are not looked for; a bad access stops the run.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 "$python" -c 'import sic_kernels; assert "/asan/site/" in sic_kernels.__file__, sic_kernels.__file__'
-[ $# -gt 0 ] || set -- python_tests -k fuzz
+# Only files with fuzz tests are collected: collecting all of them is slow here.
+[ $# -gt 0 ] || set -- $(grep -lE "def test_.*fuzz" python_tests/test_*.py) -k "fuzz and not without_hypothesis"
 # Not --capture=fd: the report of a sanitizer must not vanish with the process.
 exec "$python" -m pytest -p no:cacheprovider --capture=sys -q "$@"
