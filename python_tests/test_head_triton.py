@@ -24,6 +24,7 @@ def test_compiled_kernels(tmp_path):
         "part_kernel",
         "merge_stats_kernel",
         "probe_kernel",
+        "step_kernel",
     }
     for row in rows:
         if row["kernel"] in ("logits_kernel", "lm_head_kernel", "probe_kernel") and "odd" not in row["op"]:

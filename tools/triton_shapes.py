@@ -154,6 +154,17 @@ def head_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "merge_stats", lambda: head_ops.merge_stats(*parts, empty(HEAD_B, dtype=F32))
     wide = (empty(64, HIDDEN), empty(16, 64, dtype=F32), empty(16, dtype=F32), 1, 1)
     yield "probe", lambda: head_ops.probe(empty(HEAD_B, HIDDEN), *wide)
+    rows = [empty(HEAD_B, dtype=I32) for _ in range(4)]  # tokens, lengths of the prompts, generated, streak
+    step = (
+        rows[0],
+        empty(HEAD_B, dtype=F32),
+        empty(HEAD_B, dtype=F32),
+        empty(HEAD_B, dtype=U8),
+        empty(HEAD_B, dtype=U8),
+    )
+    state = (*rows[1:], empty(HEAD_B, 16, dtype=F32), empty(HEAD_B, dtype=U8))
+    rule = (0.92, 0.01, 0.99, 0.05, 3, 1, 500, 8, 0.1, (2, 7))
+    yield "termination_step", lambda: head_ops.termination_step(*step, *state, *rule)
 
 
 FAMILIES = {"slicing": slicing_calls, "delta": delta_calls, "ragged": ragged_calls, "head": head_calls}
