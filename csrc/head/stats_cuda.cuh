@@ -281,7 +281,7 @@ struct DeviceWanted {
       d.target_stride = w.target_ids.stride[0];
     return d;
   }
-  __device__ __forceinline__ int count() const { return W + (target ? 1 : 0); }
+  __host__ __device__ __forceinline__ int count() const { return W + (target ? 1 : 0); }
   // Of row b: the W watched ids, and the target as the last.
   __device__ __forceinline__ int64_t operator()(int64_t b, int i) const {
     const bool is_target = i == W;
