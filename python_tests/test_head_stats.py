@@ -335,6 +335,18 @@ def test_other_instruction_sets(isa):
 
 
 @pytest.mark.parametrize("op", ["logits_stats", "lm_head_stats"])
+def test_zeros_are_listed_whatever_threads_do_with_subnormal_numbers():
+    """A row of zeros: the lowest ids, also where subnormal numbers count as zero."""
+    x = torch.zeros(2, 200_000)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor does not flush subnormal numbers")
+        for _ in range(5):
+            assert head.logits_stats(x, k=3).topk_ids.tolist() == [[0, 1, 2]] * 2
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_threads_do_not_matter(op):
     """Three different logits, so that each segment's list is full of the greatest: what one thread has listed tells the
     others what they need not list, and that must not cost a lower id."""

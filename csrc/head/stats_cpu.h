@@ -17,6 +17,7 @@ constexpr int64_t kBlock = 2048;  // columns whose z are looked at twice
 constexpr int kInGroup = 4;       // vectors that are worked on at a time
 constexpr int64_t kGroup = kInGroup * W;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kSmallest = std::numeric_limits<float>::min();
 constexpr double kLn2 = 0.6931471805599453;
 
 // ---- lists of the greatest -----------------------------------------------------------------------------------------
@@ -58,7 +59,8 @@ class Floor {
   // A full list: equals of its last may have lower ids elsewhere.
   SIC_MEMBER_INLINE void raise(const TopList& list) {
     if (list.used < list.room) return;
-    const float below = std::nextafter(list.least(), kNever);
+    float below = std::nextafter(list.least(), kNever);
+    if (std::fabs(below) < kSmallest) below = -kSmallest;  // threads may take subnormal numbers for 0
     float known = get();
     while (known < below && !value_.compare_exchange_weak(known, below, std::memory_order_relaxed)) {
     }
