@@ -29,18 +29,20 @@ struct Call {
     float* z = reinterpret_cast<float*>(thread_scratch(kRowsAtATime * kColumns * static_cast<int64_t>(sizeof(float))));
     const TensorView& w = a.in.weight;
     dots(hidden + b0 * Dp, Dp, rows, w.as<const T>() + first * w.stride[0], w.stride[0], n, w.shape[1], z, kColumns);
-    for (int64_t r = 0; r < rows; ++r) count_row(b0 + r, index, first, n, z + r * kColumns);
+    for (int64_t r = 0; r < rows; ++r)
+      if (count_row(b0 + r, index, first, n, z + r * kColumns)) finish(b0 + r);
   }
 
-  void count_row(int64_t b, int64_t index, int64_t first, int64_t n, float* z) const {
+  // Whether the row is complete with it.
+  bool count_row(int64_t b, int64_t index, int64_t first, int64_t n, float* z) const {
     const Shaping shaping(a.in, b);
     if (!shaping.none()) shape_block(z, shaping, first, n, z);
     Moments moments;
     TopList list = segments.list(b, index);
     BlockTop top;
     top.of(z, n);
-    count_block(z, n, first, top, inverse_temperature(a.in.temperature, b), nullptr, top, moments, list);
-    segments.put(b, index, moments, list);
+    count_block(z, n, first, top, inverse_temperature(a.in.temperature, b), {nullptr, z}, moments, list);
+    return segments.put(b, index, moments, list);
   }
 
   void finish(int64_t b) const {
@@ -51,6 +53,11 @@ struct Call {
       dots(hidden + b * Dp, Dp, 1, w.as<const T>() + column * w.stride[0], w.stride[0], 1, w.shape[1], x, 1);
       return shaping(load_first(x, 1), column, 1)[0];
     });
+    if (!a.probe.projection.given()) return;
+    const int64_t D = a.in.hidden.shape[1];
+    float* row = reinterpret_cast<float*>(thread_scratch(D * static_cast<int64_t>(sizeof(float)), ScratchSlot::unit));
+    load_row(a.in.hidden, b * a.in.hidden.stride[0], D, 1.0f, row);
+    probe_row(a.probe, row, b);
   }
 };
 
@@ -79,15 +86,8 @@ void run(const StatsArgs& a) {
   H* hidden = carve.take<H>(B * Dp);
   take_hidden(a.in.hidden, Dp, hidden);
   const Call<H, T> call{a, hidden, Dp, B, V, Segments(carve, a, count)};
-  for (int64_t b = 0; b < B; ++b) call.segments.floors[b].clear();
+  for (int64_t b = 0; b < B; ++b) call.segments.rows[b].begin(count);
   parallel_for(count * head::ceil_div(B, kRowsAtATime), [&](int64_t task) { call.columns_of(task); });
-  parallel_for(B, [&](int64_t b) {
-    call.finish(b);
-    if (!a.probe.projection.given()) return;
-    float* row = reinterpret_cast<float*>(thread_scratch(D * static_cast<int64_t>(sizeof(float))));
-    load_row(a.in.hidden, b * a.in.hidden.stride[0], D, 1.0f, row);
-    probe_row(a.probe, row, b);
-  });
 }
 
 }  // namespace

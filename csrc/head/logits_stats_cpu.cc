@@ -1,7 +1,7 @@
 // logits_stats and logits_part on the CPU.
 //
-// Floor: the logits read once from memory. Two passes over a block in the first-level cache (its maximum, its moments)
-// take about 10 vector operations a vector of the instruction set.
+// Floor: the logits read once from memory. 17 vector operations and a maximum for each vector come with it: 3.3 ns for
+// 16 values where an operation takes a cycle at 3.7 GHz, 19 GB/s a core.
 #include "core/parallel.h"
 #include "head/finish_cpu.h"
 
@@ -9,9 +9,11 @@ namespace sic::cpu::SIC_ISA {
 namespace {
 
 constexpr int64_t kSegment = 16 * kBlock;  // columns of a task
+constexpr int64_t kAhead = 4 * kBlock;     // columns between what is counted and what is fetched
 
+// Whether the row is complete with it.
 template <class T>
-void count_segment(const StatsArgs& a, int64_t b, int64_t index, const Segments& segments) {
+bool count_segment(const StatsArgs& a, int64_t b, int64_t index, const Segments& segments) {
   const int64_t first = index * kSegment, end = std::min(head::columns(a), first + kSegment);
   const T* row = a.in.x.as<const T>() + b * a.in.x.stride[0];
   const Shaping shaping(a.in, b);
@@ -30,10 +32,11 @@ void count_segment(const StatsArgs& a, int64_t b, int64_t index, const Segments&
     else
       shape_block(row + at, shaping, at, n, buffer);
     if (!looked) tops[turn].of(z, n);
-    const float* next = in_place && at + 2 * kBlock <= end ? z + kBlock : nullptr;
-    looked = count_block(z, n, at, tops[turn], inverse, next, tops[turn ^ 1], moments, list);
+    const Meanwhile meanwhile{in_place && at + 2 * kBlock <= end ? z + kBlock : nullptr, in_place ? z + kAhead : z,
+                              &tops[turn ^ 1]};
+    looked = count_block(z, n, at, tops[turn], inverse, meanwhile, moments, list);
   }
-  segments.put(b, index, moments, list);
+  return segments.put(b, index, moments, list);
 }
 
 template <class T>
@@ -44,17 +47,15 @@ void run(const StatsArgs& a) {
   const CallScratch scratch({}, measure.used());
   Carver carve(scratch.data());
   const Segments segments(carve, a, count);
-  for (int64_t b = 0; b < B; ++b) segments.floors[b].clear();
+  for (int64_t b = 0; b < B; ++b) segments.rows[b].begin(count);
   const auto finish = [&](int64_t b) {
     const T* row = a.in.x.as<const T>() + b * a.in.x.stride[0];
     const Shaping shaping(a.in, b);
     finish_row(a, b, segments, [&](int64_t column) { return shaping(load_first(row + column, 1), column, 1)[0]; });
   };
   parallel_for(B * count, [&](int64_t task) {
-    count_segment<T>(a, task / count, task % count, segments);
-    if (count == 1) finish(task);
+    if (count_segment<T>(a, task / count, task % count, segments)) finish(task / count);
   });
-  if (count > 1) parallel_for(B, finish);
 }
 
 }  // namespace

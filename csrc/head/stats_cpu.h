@@ -50,24 +50,31 @@ struct TopList {
   }
 };
 
-// What all segments of a row know of its list: below it nothing can be listed any more. Which segments know how much
-// does not change what is listed in the end.
-class Floor {
+// What the segments of a row share.
+class SharedRow {
  public:
-  SIC_MEMBER_INLINE float get() const { return value_.load(std::memory_order_relaxed); }
-  SIC_MEMBER_INLINE void clear() { value_.store(kNever, std::memory_order_relaxed); }
+  SIC_MEMBER_INLINE void begin(int64_t segments) {
+    floor_.store(kNever, std::memory_order_relaxed);
+    left_.store(segments, std::memory_order_relaxed);
+  }
+  // Not above it nothing can be listed any more. Which segments know how much does not change what is listed in the
+  // end.
+  SIC_MEMBER_INLINE float floor() const { return floor_.load(std::memory_order_relaxed); }
   // A full list: equals of its last may have lower ids elsewhere.
   SIC_MEMBER_INLINE void raise(const TopList& list) {
     if (list.used < list.room) return;
     float below = std::nextafter(list.least(), kNever);
     if (std::fabs(below) < kSmallest) below = -kSmallest;  // threads may take subnormal numbers for 0
-    float known = get();
-    while (known < below && !value_.compare_exchange_weak(known, below, std::memory_order_relaxed)) {
+    float known = floor();
+    while (known < below && !floor_.compare_exchange_weak(known, below, std::memory_order_relaxed)) {
     }
   }
+  // A segment is done: whether it was the last, who sees what all of them wrote.
+  SIC_MEMBER_INLINE bool last() { return left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:
-  std::atomic<float> value_;
+  std::atomic<float> floor_;
+  std::atomic<int64_t> left_;
 };
 
 // ---- moments --------------------------------------------------------------------------------------------------------
@@ -152,10 +159,16 @@ struct BlockTop {
   }
 };
 
-// Adds n columns whose greatest z is top. next: a whole block of which the greatest is found meanwhile, so that memory
-// never waits for arithmetic; or null.
-SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_temperature, const float* next,
-                          BlockTop& next_top, Moments& total) {
+// What a row's memory does while a block is counted.
+struct Meanwhile {
+  const float* next = nullptr;   // a whole block of which the greatest is found
+  const float* ahead = nullptr;  // what is brought to the second-level cache: the first one has too few lines under way
+  BlockTop* top = nullptr;       // of next
+};
+
+// Adds n columns whose greatest z is top.
+SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_temperature, const Meanwhile& meanwhile,
+                          Moments& total) {
   if (top > total.m) {
     if (total.m != kNever) total.shift((static_cast<double>(total.m) - top) * inverse_temperature);
     total.m = top;
@@ -165,12 +178,16 @@ SIC_INLINE void add_block(const float* z, int64_t n, float top, double inverse_t
   int64_t i = 0;
   const auto add_group = [&] {
     SIC_UNROLL
-    for (int j = 0; j < kInGroup; ++j) sums[j].add(load(z + i + j * W), m, factor);
+    for (int j = 0; j < kInGroup; ++j) {
+      sums[j].add(load(z + i + j * W), m, factor);
+      __builtin_prefetch(meanwhile.ahead + i + j * W, 0, 2);
+    }
   };
-  if (next) {
+  if (meanwhile.next) {
+    BlockTop& next_top = *meanwhile.top;
     next_top.begin();
     for (; i < kBlock; i += kGroup) {
-      next_top.look(next + i, i / kGroup);
+      next_top.look(meanwhile.next + i, i / kGroup);
       add_group();
     }
     next_top.end();
@@ -208,19 +225,19 @@ SIC_INLINE void list_block(const float* z, int64_t n, int64_t first, const vf* g
 
 // A block of z of one row: columns first, first + 1, .. Whether the next one was looked at.
 SIC_INLINE bool count_block(const float* z, int64_t n, int64_t first, const BlockTop& own, double inverse_temperature,
-                            const float* next, BlockTop& next_top, Moments& total, TopList& list) {
+                            const Meanwhile& meanwhile, Moments& total, TopList& list) {
   if (own.top == kNever || own.top == -kNever) {  // nothing to count, but a NaN must not hide among -inf
     total.status |= faults_of(z, n);
     return false;
   }
-  add_block(z, n, own.top, inverse_temperature, next, next_top, total);
+  add_block(z, n, own.top, inverse_temperature, meanwhile, total);
   if (total.s != total.s) {
     total.status |= faults_of(z, n);
     total = {kNever, 0, 0, 0, total.status};
   } else if (own.top > list.least()) {
     list_block(z, n, first, own.groups, list);
   }
-  return next != nullptr;
+  return meanwhile.next != nullptr;
 }
 
 // ---- from x to z ----------------------------------------------------------------------------------------------------
@@ -285,27 +302,29 @@ struct Segment {
 // Where the segments of a call's rows lie, in order; count of a row.
 struct Segments {
   char* data;
-  Floor* floors;
+  SharedRow* rows;
   int64_t count, room;
 
   Segments(Carver& carve, const StatsArgs& a, int64_t count_of_row)
       : count(count_of_row), room(head::is_part(a) ? a.part.top_ids.shape[1] : std::max<int64_t>(1, a.wanted.k)) {
-    floors = carve.take<Floor>(head::rows(a));
+    rows = carve.take<SharedRow>(head::rows(a));
     data = carve.take<char>(head::rows(a) * count * bytes_of(room));
   }
   static int64_t bytes_of(int64_t room) { return (static_cast<int64_t>(sizeof(Segment)) + room * 8 + 63) / 64 * 64; }
   SIC_MEMBER_INLINE char* at(int64_t b, int64_t i) const { return data + (b * count + i) * bytes_of(room); }
   SIC_MEMBER_INLINE TopList list(int64_t b, int64_t i) const {
     float* z = reinterpret_cast<float*>(at(b, i) + sizeof(Segment));
-    return {z, reinterpret_cast<int32_t*>(z + room), static_cast<int>(room), 0, floors[b].get()};
+    return {z, reinterpret_cast<int32_t*>(z + room), static_cast<int>(room), 0, rows[b].floor()};
   }
-  SIC_MEMBER_INLINE void put(int64_t b, int64_t i, const Moments& moments, const TopList& list) const {
+  // Whether the row is complete with it.
+  SIC_MEMBER_INLINE bool put(int64_t b, int64_t i, const Moments& moments, const TopList& list) const {
     *reinterpret_cast<Segment*>(at(b, i)) = {moments, list.used};
-    floors[b].raise(list);
+    rows[b].raise(list);
+    return rows[b].last();
   }
 };
 
-// One row's totals; z_of(b, id) is z of a column that may not be listed.
+// Of all columns of a row.
 struct RowTotals {
   Moments moments;
   TopList list;  // columns, or ids where parts are merged
