@@ -227,3 +227,15 @@ def test_outputs_that_are_given_are_used():
         assert x.data_ptr() == g.tensor.data_ptr()
         g.assert_guards()
         assert_same_bits(g.tensor, w)
+
+
+def test_results_may_be_given_again_as_outputs():
+    """Of every kind of array, though some have no elements; parts and statistics with all their fields."""
+    for x in (randn(generator(4), 2, 300), randn(generator(4), 2, 300).numpy()):
+        first = head.logits_stats(x, k=2)
+        again = head.logits_stats(x, k=2, out=first)
+        assert again.entropy.tolist() == first.entropy.tolist()
+        part = head.partial_stats(x, k=2)
+        merged = head.merge_stats([head.partial_stats(x, k=2, out=part)])
+        assert type(merged.entropy) is type(x)
+        assert merged.topk_ids.tolist() == first.topk_ids.tolist()

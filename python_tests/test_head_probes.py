@@ -245,3 +245,13 @@ def test_errors():
         head.stops_at(hidden[:, 0], complete, prompt[:3], 0.5)
     with pytest.raises(ArgumentError, match="evaluate_probe: predictions"):
         head.evaluate_probe({"probe": hidden[:3, 0]}, complete)
+
+
+def test_numbers_need_their_link():
+    """Cross-entropy against an entropy of 5 nats would end in NaN."""
+    hidden, numbers = torch.randn(40, 8), 5 * torch.rand(40)
+    with pytest.raises(
+        ArgumentError, match=r"train_probe: targets: got .* to .*, expected targets from 0 to 1, or link="
+    ):
+        head.train_probe(hidden, numbers)
+    assert head.probe_scores(head.train_probe(hidden, numbers, link="identity"), hidden).isfinite().all()

@@ -17,7 +17,7 @@ from ..runtime.errors import SicError
 
 # command -> (module, one line of help)
 COMMANDS = {
-    "demo": ("demo", "run a language model dense and sliced, and compare"),
+    "demo": ("demo", "run a language model dense, sliced and on a coded cache, and compare"),
     "doctor": ("doctor", "what is built, what is missing, and how to get it"),
     "bench": ("bench", "run the benchmarks"),
     "eval": ("eval", "measure the quality of a method on a model"),

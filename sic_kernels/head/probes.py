@@ -3,7 +3,7 @@
     parts = split_by_prompt(prompts, seed=0)
     probe = train_probe(hidden[parts.train], complete[parts.train])
     rows = evaluate_probe({"probe": probe_scores(probe, hidden), "P(EOS)": p_eos}, complete, parts.test)
-    certified = certify(probe_scores(probe, hidden), complete, prompts, parts.calibration)      # see guarantee.py
+    certified = certify(scores[part], complete[part], prompts[part])  # part = parts.calibration; see guarantee.py
 
 Everything takes plain tensors, so any model and any text will do: hidden [N,D], targets [N], prompts int [N] (which
 prompt a position belongs to; the positions of a prompt are in order).
@@ -79,6 +79,9 @@ def train_probe(
     code_of(op, "activation", activation, ACTIVATIONS)
     code_of(op, "link", link, LINKS)
     integer(op, "rank", rank, 1, "1 or more rows of the projection")
+    if link == "sigmoid" and not bool(((targets >= 0) & (targets <= 1)).all()):
+        span = f"{targets.min().item():g} to {targets.max().item():g}"
+        raise ArgumentError.of(op, "targets", span, 'targets from 0 to 1, or link="identity" for other numbers')
     x, y = hidden.double(), targets.double()
     # the constant part goes into the bias, which only a probe without an activation can do
     mean = x.mean(0) if activation == "none" else torch.zeros(x.shape[1], dtype=x.dtype)

@@ -8,18 +8,24 @@ from typing import Any
 import torch
 
 from ..runtime.arguments import described, instance, is_dense, outputs, real, tensor
-from ..runtime.arrays import as_torch
+from ..runtime.arrays import as_torch, like
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .types import NO_PROBE, Array, Probe, StatsPart, TokenStats, softcap_of
 
 _STATS = TokenStats._fields[:9]
 _PART = StatsPart._fields[:9]
+
 _PART_KINDS = (  # types and ranks
     (torch.float32, 1), *((torch.float64, 1),) * 3, (torch.int64, 2), (torch.float32, 2), (torch.float32, 2), (torch.float32, 1),
     (torch.uint8, 1),
 )  # fmt: skip
 _F32 = torch.finfo(torch.float32)
+
+
+def _outputs(op: str, out: Any, names: tuple[str, ...]) -> tuple:
+    """The arrays of `out=`; of earlier results those that the op writes."""
+    return outputs(op, out[: len(names)] if isinstance(out, (TokenStats, StatsPart)) else out, names)
 
 
 def logits_stats(
@@ -57,7 +63,7 @@ def logits_stats(
     inputs = (
         logits, temperature, bias, softcap_of("logits_stats", softcap), valid_vocab, mask_bits, k, watch_ids, target_ids, 0,
     )  # fmt: skip
-    return TokenStats(*call("head", "logits_stats", inputs, outputs("logits_stats", out, _STATS), workspace, backend))
+    return TokenStats(*call("head", "logits_stats", inputs, _outputs("logits_stats", out, _STATS), workspace, backend))
 
 
 def lm_head_stats(
@@ -89,7 +95,7 @@ def lm_head_stats(
     if probe is not None:
         instance("lm_head_stats", "probe", probe, Probe)
     names = _STATS if probe is None else TokenStats._fields
-    outs = outputs("lm_head_stats", out, names)
+    outs = _outputs("lm_head_stats", out, names)
     inputs = (
         hidden, weight, temperature, bias, softcap_of("lm_head_stats", softcap), valid_vocab, mask_bits, k, watch_ids,
         target_ids, vocab_start, NO_PROBE if probe is None else probe.inputs(),
@@ -128,7 +134,7 @@ def partial_stats(
             name for name, x in (("logits", logits), ("hidden", hidden), ("weight", weight)) if x is not None
         )
         raise ArgumentError.of("partial_stats", "logits", given or "nothing", "logits, or hidden and weight")
-    outs = outputs("partial_stats", out, _PART)
+    outs = _outputs("partial_stats", out, _PART)
     shape = (
         temperature, bias, softcap_of("partial_stats", softcap), valid_vocab, mask_bits, k, watch_ids, target_ids, vocab_start,
     )  # fmt: skip
@@ -155,7 +161,8 @@ def merge_stats(
     """
     stacked = parts if isinstance(parts, StatsPart) else _stack(parts)
     inputs = (*stacked[:9], stacked.temperature)
-    return TokenStats(*call("head", "merge_stats", inputs, outputs("merge_stats", out, _STATS), workspace, backend))
+    results = call("head", "merge_stats", inputs, _outputs("merge_stats", out, _STATS), workspace, backend)
+    return TokenStats(*(results if isinstance(parts, StatsPart) else like(results, parts[0].m)))
 
 
 def _stack(parts: Sequence[StatsPart]) -> StatsPart:

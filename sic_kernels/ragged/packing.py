@@ -68,7 +68,7 @@ def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
     """Cumulative lengths on the rows' device, and the number of packed rows where it is known."""
     rows_of = as_torch(padded)
     if not is_dense(rows_of) or rows_of.ndim < 2:  # the native layer says what is wrong with it
-        return lengths, None
+        return lengths if hasattr(lengths, "dtype") else torch.zeros(1, dtype=torch.int64), None
     shape = rows_of.shape
     B = shape[0]
     array: Any = as_torch(lengths) if hasattr(lengths, "dtype") else None
@@ -79,9 +79,8 @@ def _bounds(padded: Array, lengths: Lengths) -> tuple[Array, int | None]:
     if count == B + 1:
         if hasattr(lengths, "dtype"):
             return lengths, None
-        return torch.tensor(integers("pack", "lengths", lengths), dtype=torch.int64, device=_device(padded)), lengths[
-            -1
-        ]
+        bounds = integers("pack", "lengths", lengths)
+        return torch.tensor(bounds, dtype=torch.int64, device=_device(padded)), bounds[-1]
     if array is not None and array.device.type != "cpu" and integral(array.dtype):
         return torch.nn.functional.pad(array.cumsum(0, dtype=torch.int64), (1, 0)), None
     sizes = checked_lengths("pack", lengths)

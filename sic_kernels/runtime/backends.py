@@ -151,7 +151,10 @@ def call(
     chosen = pick(op, inputs[0], backend)
     if torch.is_grad_enabled() and any(x.requires_grad for x in _tensors((*inputs, *outs))):
         raise ArgumentError.of(
-            op, "inputs", "a tensor that requires grad", "tensors without: the ops have no backward pass"
+            op,
+            "inputs",
+            "a tensor that requires grad",
+            "tensors without (torch.no_grad(), or .detach()): the ops have no backward pass",
         )
     native = getattr(chosen.module(), op)
     code = chosen.code | SIZE if _SIZING.get() else chosen.code
