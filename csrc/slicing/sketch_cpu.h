@@ -356,7 +356,7 @@ struct FourHeads {
   // Lane r of the result is the sum of the lanes of v[r].
   SIC_MEMBER_INLINE static vh add_lanes_of_four(const vh* v) {
     const auto shuffle = [](vh a, vh b, auto how) __attribute__((always_inline)) {
-      return vh(_mm512_shuffle_i64x2(__m512i(a), __m512i(b), how()));
+      return vh(_mm512_shuffle_i64x2(__m512i(a), __m512i(b), decltype(how)::value));
     };
     constexpr std::integral_constant<int, 0x44> low;
     constexpr std::integral_constant<int, 0xee> high;
