@@ -87,6 +87,24 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def keep_threads():
+    """For commands that set the number of torch's threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny random model and its tokenizer as files."""
+    import tiny_model
+
+    return tiny_model.write(tmp_path_factory.mktemp("model"))
+
+
 @pytest.fixture(scope="module")
 def plain(one_thread):
     """A small random Llama as transformers runs it."""

@@ -8,20 +8,13 @@ from slicing_helpers import EVERY, NATIVE, by_case, thinned
 
 from sic_kernels import testing
 from sic_kernels.delta.cases import preserve, written
-from sic_kernels.testing import assert_close, assert_same_bits, guarded_like, map_tensors
+from sic_kernels.testing import assert_close, assert_same_bits, guarded_like, leaves
 
 __all__ = ["by_case", "check_case", "every_backend", "native_backend", "run", "thinned"]
 
 every_backend = pytest.mark.parametrize("backend", EVERY)
 native_backend = pytest.mark.parametrize("backend", NATIVE)
 run = functools.partial(testing.run, family="delta")
-
-
-def leaves(inputs):
-    """All tensors of nested tuples, in order."""
-    found = []
-    map_tensors(found.append, inputs)
-    return found
 
 
 def check_case(case, backend, inputs=None):

@@ -15,16 +15,12 @@ pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("rich", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 
-import tiny_model
 
 import sic_kernels.models
 from sic_kernels.cli import _delta_eval, _llama_cpp, _ragged_eval, main
 from sic_kernels.delta import ModelTemplates
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("model"))
+pytestmark = pytest.mark.usefixtures("keep_threads")
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +29,6 @@ def templates(folder, tmp_path_factory):
     argv = ["fit-templates", folder, "--tokens", "640", "--window", "320", "--count", "8", "--iterations", "4"]
     assert main([*argv, "--text", "python:argparse", "--out", path, "--threads", "1"]) == 0
     return path
-
-
-@pytest.fixture(autouse=True)
-def keep_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def run_json(capsys, *argv):

@@ -12,7 +12,6 @@ pytest.importorskip("rich", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("safetensors", reason="pip install 'sic_kernels[blobs]'")
 
-import tiny_model
 
 from sic_kernels import head, models
 from sic_kernels.cli import _answers, _demo_head, _speculation, main
@@ -20,10 +19,7 @@ from sic_kernels.cli import eval as eval_command
 from sic_kernels.integrations import lookup
 from sic_kernels.runtime.errors import ArgumentError
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("model"))
+pytestmark = pytest.mark.usefixtures("keep_threads")
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +28,6 @@ def probes(folder, tmp_path_factory):
     argv = ["train-probe", "--model", folder, "--prompts", "15", "--quick", "--batch", "4", "--threads", "1"]
     assert main([*argv, "--out", str(path)]) == 0
     return path
-
-
-@pytest.fixture(autouse=True)
-def keep_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_train_probe_writes_what_it_measured(probes):

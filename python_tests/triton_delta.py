@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from delta_helpers import compare, compare_pages, leaves
+from delta_helpers import compare, compare_pages
 
 from sic_kernels.delta import cases, reference_encode, triton_kernels
 from sic_kernels.delta.triton_encode import ITEMS, settle_kernel
-from sic_kernels.testing import assert_same_bits, generator, guarded_like, randn
+from sic_kernels.testing import assert_same_bits, generator, guarded_like, leaves, randn
 
 SIZES = {"n": 64, "lens": 400}  # rows of a case at most
 

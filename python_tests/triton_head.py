@@ -5,7 +5,7 @@ import torch
 
 from sic_kernels.head import cases, triton_kernels
 from sic_kernels.head.types import StatsPart, TokenStats
-from sic_kernels.testing import assert_close, assert_same_bits, generator, guarded_like, map_tensors, randn, reference
+from sic_kernels.testing import assert_close, assert_same_bits, generator, guarded_like, leaves, randn, reference
 
 MOST_ROWS, MOST_PRODUCTS = 20, 1 << 22  # of a case
 ULPS = 4 * 2**-23
@@ -19,13 +19,6 @@ def some(grid, step=1):
 
 def products_of(case):
     return case.shape.get("D", 0) * case.shape.get("V", 1)
-
-
-def leaves(inputs):
-    """All tensors of nested tuples, in order."""
-    found = []
-    map_tensors(found.append, inputs)
-    return found
 
 
 def run(op, inputs, like=None):

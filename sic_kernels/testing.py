@@ -240,6 +240,13 @@ def map_tensors(function: Callable[[Tensor], Any], x: Any) -> Any:
     return function(x) if isinstance(x, Tensor) else x
 
 
+def leaves(inputs: Any) -> list[Tensor]:
+    """All tensors of nested tuples, in order."""
+    found: list[Tensor] = []
+    map_tensors(found.append, inputs)
+    return found
+
+
 def run(
     op: str,
     inputs: Sequence[Any],

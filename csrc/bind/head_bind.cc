@@ -43,10 +43,9 @@ bool all_given(const Objects& o) {
 }
 
 Objects made(const Objects& given, py::handle like, const StatsDims& d, bool parts) {
-  const DType sums = parts ? DType::f64 : DType::f32, third = parts ? DType::f64 : DType::f32;
-  const DType fourth = parts ? DType::f64 : DType::i64;
+  const DType sums = parts ? DType::f64 : DType::f32, fourth = parts ? DType::f64 : DType::i64;
   return py::make_tuple(output(given[0], like, {d.B}, DType::f32), output(given[1], like, {d.B}, sums),
-                        output(given[2], like, {d.B}, third), output(given[3], like, {d.B}, fourth),
+                        output(given[2], like, {d.B}, sums), output(given[3], like, {d.B}, fourth),
                         output(given[4], like, {d.B, d.k}, DType::i64), output(given[5], like, {d.B, d.k}, DType::f32),
                         output(given[6], like, {d.B, d.W}, DType::f32), output(given[7], like, {d.targets}, DType::f32),
                         output(given[8], like, {d.B}, DType::u8));
@@ -159,8 +158,7 @@ Objects merge_stats(py::handle m, py::handle s, py::handle t, py::handle u, py::
   if (given) a.stats = stats(in, outs);
   Call call(in, m, a.parts.m, workspace, code);
   call.run(head::merge_stats, a, given, [&] {
-    const Part& p = a.parts;
-    outs = made(outs, m, {p.m.shape[1], p.top_ids.shape[2], p.watch.shape[2], p.target.shape[1]}, false);
+    outs = made(outs, m, head::stats_dims(a.parts), false);
     a.stats = stats(in, outs);
   });
   return outs;

@@ -12,6 +12,9 @@
 #define SIC_HD
 #endif
 
+// Of functions that *_cpu.cc files call: a copy by itself would be one that all instruction sets share.
+#define SIC_FLAT __attribute__((always_inline))
+
 namespace sic {
 
 // f64 holds sums that are to be merged, boolean flags; i8 and other are only named in errors: no op takes them.
@@ -132,7 +135,7 @@ SIC_HD inline void from_float(float x, f8_t& out) {
 // Calls body(element type) with a value of the storage type of dtype (f32, f16, bf16, f8e4m3).
 // Inlined, so that what the body is compiled for stays with its caller.
 template <class Body>
-__attribute__((always_inline)) inline void with_float_type(DType dtype, Body body) {
+SIC_FLAT inline void with_float_type(DType dtype, Body body) {
   switch (dtype) {
     case DType::f32:
       return body(float{});

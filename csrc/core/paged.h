@@ -4,9 +4,6 @@
 
 #include "core/tensor_view.h"
 
-// A copy of these functions by itself would be one that all instruction sets share.
-#define SIC_FLAT __attribute__((always_inline))
-
 namespace sic {
 
 // Division of a position by the page size, without the division.

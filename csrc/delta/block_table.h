@@ -11,6 +11,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "core/dtype.h"
 #include "delta/zeroed.h"
 
 namespace sic::delta {
@@ -35,7 +36,7 @@ class BlockTable {
   char* record(uint32_t number) const { return records_.data() + number * record_bytes_; }
 
   // Asks memory for what a search will read. GCC would drop the call of a function that does nothing else.
-  __attribute__((always_inline)) void prefetch(uint64_t hash) const {
+  SIC_FLAT void prefetch(uint64_t hash) const {
     const uint64_t b = hash & mask_;
     const char* likely = record(number(b, home(hash)));
     __builtin_prefetch(&buckets_[b]);

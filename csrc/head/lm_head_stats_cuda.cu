@@ -61,7 +61,7 @@ Plan plan_of(const head::StatsArgs& a, void* memory) {
   const int64_t B = head::rows(a), tiles = head::ceil_div(head::vocabulary(a), kTileColumns);
   const int64_t each = std::max<int64_t>(1, head::ceil_div(tiles, kSegments));
   plan.tiles = static_cast<int>(each);
-  plan.segments = Segments::of(carve, B, head::ceil_div(tiles, each), room_of(a));
+  plan.segments = Segments::of(carve, a, head::ceil_div(tiles, each));
   plan.found = carve.take<float>(B * DeviceWanted::of(a.wanted).count());
   plan.bytes = carve.used();
   return plan;

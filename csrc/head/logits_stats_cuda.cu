@@ -124,7 +124,7 @@ int64_t segment_columns(int64_t V) {
 Segments segments_of(const head::StatsArgs& a, void* memory, int64_t* bytes) {
   Carver carve(memory, 16);
   const int64_t V = head::vocabulary(a);
-  const Segments s = Segments::of(carve, head::rows(a), head::ceil_div(V, segment_columns(V)), room_of(a));
+  const Segments s = Segments::of(carve, a, head::ceil_div(V, segment_columns(V)));
   *bytes = carve.used();
   return s;
 }

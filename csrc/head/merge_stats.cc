@@ -69,7 +69,7 @@ void check_inputs(const Check& check, const MergeArgs& a) {
 
 void check_outputs(const Check& check, const MergeArgs& a) {
   const Part& p = a.parts;
-  check_stats(check, a.stats, {p.m.shape[1], p.top_ids.shape[2], p.watch.shape[2], p.target.shape[1]});
+  check_stats(check, a.stats, stats_dims(p));
   check_apart(check, a.stats,
               {&p.m, &p.s, &p.t, &p.u, &p.top_ids, &p.top, &p.watch, &p.target, &p.status, &a.temperature});
 }

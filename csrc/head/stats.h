@@ -1,6 +1,6 @@
 // What the ops on logits share on every backend.
 #pragma once
-#include <limits>
+#include <cfloat>
 
 #include "head/validate.h"
 
@@ -9,20 +9,20 @@ namespace sic::head {
 inline int64_t rows(const StatsArgs& a) { return (a.in.x.given() ? a.in.x : a.in.hidden).shape[0]; }
 inline int64_t vocabulary(const StatsArgs& a) { return (a.in.x.given() ? a.in.x.shape[1] : a.in.weight.shape[0]); }
 inline bool is_part(const StatsArgs& a) { return a.part.m.given(); }
+// Entries of a row's list: the greatest is always known.
+inline int64_t listed(const StatsArgs& a) {
+  const int64_t k = is_part(a) ? a.part.top_ids.shape[1] : a.wanted.k;
+  return k > 1 ? k : 1;
+}
 // Columns that can take part: ids below the valid vocabulary.
 inline int64_t columns(const StatsArgs& a) {
   const int64_t valid = a.in.valid_vocab - a.in.vocab_start, V = vocabulary(a);
   return valid < 0 ? 0 : valid < V ? valid : V;
 }
 
-#if defined(__CUDACC__)
-#define SIC_STATS __host__ __device__ __forceinline__
-#else
-#define SIC_STATS __attribute__((always_inline)) inline
-#endif
 // log2(e) / temperature, finite: infinity times the distance 0 of the greatest would be NaN.
-SIC_STATS float factor_of(double inverse_temperature) {
-  constexpr double kLn2 = 0.6931471805599453, kMost = std::numeric_limits<float>::max();
+SIC_HD SIC_FLAT inline float factor_of(double inverse_temperature) {
+  constexpr double kLn2 = 0.6931471805599453, kMost = FLT_MAX;
   const double factor = inverse_temperature / kLn2;
   return static_cast<float>(factor < kMost ? factor : kMost);
 }

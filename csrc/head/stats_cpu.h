@@ -305,8 +305,7 @@ struct Segments {
   SharedRow* rows;
   int64_t count, room;
 
-  Segments(Carver& carve, const StatsArgs& a, int64_t count_of_row)
-      : count(count_of_row), room(head::is_part(a) ? a.part.top_ids.shape[1] : std::max<int64_t>(1, a.wanted.k)) {
+  Segments(Carver& carve, const StatsArgs& a, int64_t count_of_row) : count(count_of_row), room(head::listed(a)) {
     rows = carve.take<SharedRow>(head::rows(a));
     data = carve.take<char>(head::rows(a) * count * bytes_of(room));
   }

@@ -304,10 +304,11 @@ struct Segments {
   int room;
 
   template <class Carver>
-  static Segments of(Carver& carve, int64_t B, int64_t count, int room) {
+  static Segments of(Carver& carve, const head::StatsArgs& a, int64_t count) {
+    const int64_t B = head::rows(a), room = head::listed(a);
     Segments s{};
     s.moments = carve.template take<Moments>(B * count), s.z = carve.template take<float>(B * count * room);
-    s.id = carve.template take<int32_t>(B * count * room), s.count = count, s.room = room;
+    s.id = carve.template take<int32_t>(B * count * room), s.count = count, s.room = static_cast<int>(room);
     return s;
   }
   // By a warp that holds the same moments on all lanes.
@@ -317,10 +318,5 @@ struct Segments {
     list.store(z + at * room, id + at * room);
   }
 };
-
-inline int room_of(const head::StatsArgs& a) {
-  const int64_t k = head::is_part(a) ? a.part.top_ids.shape[1] : a.wanted.k;
-  return static_cast<int>(k > 1 ? k : 1);
-}
 
 }  // namespace sic::gpu

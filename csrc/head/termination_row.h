@@ -2,12 +2,6 @@
 #pragma once
 #include "head/termination.h"
 
-#if defined(__CUDACC__)
-#define SIC_ROW __host__ __device__ __forceinline__
-#else
-#define SIC_ROW __attribute__((always_inline)) inline
-#endif
-
 namespace sic::head {
 
 // Where the tensors of a call lie (vectors are contiguous, as the checks demand), and a quotient that kernels need.
@@ -24,7 +18,7 @@ struct TerminationRows {
   double slope_per_token;
 };
 
-__attribute__((always_inline)) inline TerminationRows rows_of(const TerminationArgs& a) {
+SIC_FLAT inline TerminationRows rows_of(const TerminationArgs& a) {
   const TerminationState& s = a.state;
   return {a.tokens.data,
           a.score.as<const float>(),
@@ -45,7 +39,7 @@ __attribute__((always_inline)) inline TerminationRows rows_of(const TerminationA
 }
 
 // Rounded by itself: nvcc would fuse it with the sum.
-SIC_ROW double product(double a, double b) {
+SIC_HD SIC_FLAT inline double product(double a, double b) {
 #if defined(__CUDA_ARCH__)
   return __dmul_rn(a, b);
 #else
@@ -54,14 +48,15 @@ SIC_ROW double product(double a, double b) {
 }
 
 // Computed in double and then compared as float: the score 0.93f does not exceed the threshold 0.93.
-SIC_ROW bool keeps_streak(const TerminationRule& rule, double rise, float score, bool begun) {
+SIC_HD SIC_FLAT inline bool keeps_streak(const TerminationRule& rule, double rise, float score, bool begun) {
   const double risen = rule.threshold + rise;
   const double bar = risen < rule.max_threshold ? risen : rule.max_threshold;
   return begun ? score >= static_cast<float>(bar - rule.hysteresis) : score > static_cast<float>(bar);
 }
 
 // Whether the last plateau_window entropies, the newest at `newest`, are all known and within the width.
-SIC_ROW bool on_plateau(const TerminationRule& rule, const float* recent, int64_t capacity, int64_t newest) {
+SIC_HD SIC_FLAT inline bool on_plateau(const TerminationRule& rule, const float* recent, int64_t capacity,
+                                       int64_t newest) {
   float low = recent[newest], high = low;
   bool known = low == low;
   for (int64_t i = 1; i < rule.plateau_window; ++i) {
@@ -72,7 +67,7 @@ SIC_ROW bool on_plateau(const TerminationRule& rule, const float* recent, int64_
   return known && static_cast<double>(high) - static_cast<double>(low) <= rule.plateau_width;
 }
 
-SIC_ROW void termination_row(const TerminationRule& rule, const TerminationRows& r, int64_t b) {
+SIC_HD SIC_FLAT inline void termination_row(const TerminationRule& rule, const TerminationRows& r, int64_t b) {
   uint8_t said = r.state_reason[b];
   if (!(said & kStops)) {
     const int64_t token =

@@ -76,6 +76,10 @@ StatsDims stats_dims(int64_t B, const Wanted& w) {
   return {B, w.k, w.watch_ids.given() ? w.watch_ids.shape[w.watch_ids.rank - 1] : 0, w.target_ids.given() ? B : 0};
 }
 
+StatsDims stats_dims(const Part& parts) {
+  return {parts.m.shape[1], parts.top_ids.shape[2], parts.watch.shape[2], parts.target.shape[1]};
+}
+
 void check_stats(const Check& check, const Stats& s, const StatsDims& d) {
   check.output("lse", s.lse, DType::f32, {d.B});
   check.output("entropy", s.entropy, DType::f32, {d.B});

@@ -17,6 +17,7 @@ struct StatsDims {
   int64_t B, k, W, targets;
 };
 StatsDims stats_dims(int64_t B, const Wanted& w);
+StatsDims stats_dims(const Part& parts);  // stacked, to be merged
 void check_stats(const Check&, const Stats& s, const StatsDims& d);
 void check_part(const Check&, const Part& p, const StatsDims& d);
 // No output in the memory of an input.

@@ -73,17 +73,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# Options that have no meaning for padding, and their defaults.
-_UNUSED_BY_RAGGED = {"texts": None, "ratios": None, "templates": None, "threads": None, "fast": False, "context": 6144,
-                     "scored": None, "skip": 1000, "needles": 12, "probes": None, "answers": 12}  # fmt: skip
-
-
 def _run_ragged(args: argparse.Namespace) -> int:
     """Padding on real texts; see `_ragged_eval` for the method."""
     from .. import models
     from . import _ragged_eval
 
-    given = [name for name, default in _UNUSED_BY_RAGGED.items() if getattr(args, name) != default]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    unset = vars(parser.parse_args(["ragged"]))
+    used = ("method", "model", "json")
+    given = sorted(name for name, default in unset.items() if name not in used and getattr(args, name) != default)
     if given:
         raise ArgumentError.of("eval ragged", "options", ", ".join(given), "--model and --json only")
     tokenizer = models.load_tokenizer(args.model)
