@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what the table below resolves to, for type checkers and edi
     import sic_kernels.head
     import sic_kernels.integrations
     import sic_kernels.ragged
+    import sic_kernels.replay
     import sic_kernels.slicing
 
     from .runtime import metrics as metrics
@@ -40,6 +41,7 @@ _PUBLIC = {
     "delta": (".delta", ""),
     "head": (".head", ""),
     "ragged": (".ragged", ""),
+    "replay": (".replay", ""),
     "integrations": (".integrations", ""),
     "backends": (".runtime.backends", "backends"),
     "metrics": (".runtime.metrics", ""),
@@ -68,6 +70,7 @@ __all__ = [
     "metrics",
     "probe_hardware",
     "ragged",
+    "replay",
     "slicing",
     "trace",
     "verify_determinism",
