@@ -1,13 +1,15 @@
 """Stop anywhere, resume exactly there: cursors in place of checkpoints.
 
 pool = sic.replay.MemoryPool(1 << 30, backing="state.pool")       # what lives in it outlives the process
-plan = sic.replay.ReplayPlan.capture(segments, backend="cpu", fingerprint=fingerprint)
-plan.verify()                                                     # each segment twice, on poisoned buffers
-outcome = plan.run(inputs, deadline_ms=50)                        # Result, or Interrupted with a cursor
+plan = sic.replay.ReplayPlan.capture(segments, buffers=buffers, fingerprint=fingerprint, inputs=["tokens"])
+plan.verify(inputs)                                               # each segment twice, on poisoned buffers
+outcome = plan.run(inputs, end=4096, chunk=512, deadline_ms=50)   # Result, or Interrupted with a cursor
 outcome = plan.resume(outcome.cursor)                             # the missing suffix, the same bits
 """
 
 from ..runtime.fingerprint import Fingerprint, context_bucket
+from .cursor import Cursor
+from .cursor_word import CursorWord
 from .errors import (
     ContextPoisoned,
     CursorError,
@@ -17,15 +19,27 @@ from .errors import (
     PoolExhausted,
     StaleCursor,
 )
+from .plan import Explanation, Interrupted, Progress, ReplayPlan, Result
+from .segments import Rows, Segment, Step
 
 __all__ = [
     "ContextPoisoned",
+    "Cursor",
     "CursorError",
     "CursorExpired",
+    "CursorWord",
+    "Explanation",
     "Fingerprint",
     "FingerprintMismatch",
+    "Interrupted",
     "PlanError",
     "PoolExhausted",
+    "Progress",
+    "ReplayPlan",
+    "Result",
+    "Rows",
+    "Segment",
     "StaleCursor",
+    "Step",
     "context_bucket",
 ]

@@ -1,0 +1,47 @@
+"""How segments are run: the interface, and the engine that calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from .cursor_word import CursorWord, RunRecord
+from .segments import Segment, Step
+
+
+class Engine(Protocol):
+    """Runs the segments of one run in order and marks each."""
+
+    def begin(self, record: RunRecord) -> None:
+        """What follows belongs to this run."""
+
+    def run(self, layer: int, position: int) -> None:
+        """Segment `layer` at `position`, then its mark. It may be under way when this returns."""
+
+    def settle(self, at: int) -> int:
+        """Waits for what is under way; `at` is the number of segments that were run, counted over the run. Returns how many are done."""
+
+
+class CpuEngine:
+    """Calls one segment after another."""
+
+    def __init__(self, segments: Sequence[Segment], tensors: Mapping[str, torch.Tensor], word: CursorWord) -> None:
+        self.segments, self.tensors, self.word = segments, tensors, word
+
+    def begin(self, record: RunRecord) -> None:
+        self.record = record
+        self.step = Step(self.tensors, record.epoch, record.seed)
+
+    def run(self, layer: int, position: int) -> None:
+        step, record = self.step, self.record
+        step.layer, step.position, step.count = layer, position, min(record.chunk, record.end - position)
+        self.segments[layer].fn(step)
+        if layer + 1 < len(self.segments):
+            self.word.mark(record.epoch, layer + 1, position)
+        else:
+            self.word.mark(record.epoch, 0, position + step.count)
+
+    def settle(self, at: int) -> int:
+        return at

@@ -1,0 +1,454 @@
+"""`ReplayPlan`: a step as a list of segments that can stop after any of them and go on there, with the bits of a run that never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..runtime import config, metrics, trace
+from ..runtime.arguments import code_of, instance, integer
+from ..runtime.errors import ArgumentError, SicError
+from ..runtime.fingerprint import Fingerprint
+from ..runtime.log import get_logger
+from .cursor import MAX_POSITIONS, Cursor, boot_id
+from .cursor_word import MAX_FINGERPRINT, PROCESS, CursorWord, RunRecord
+from .engine import CpuEngine, Engine
+from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, StaleCursor
+from .segments import Segment, bound, check_flow, digest_of
+
+Tensor = torch.Tensor
+
+_log = get_logger("replay")
+MISMATCH = {"raise": 0, "recompute": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What a call of `run` or `resume` did: segments `first` up to `last`, counted over the whole run."""
+
+    names: tuple[str, ...]
+    begin: int
+    chunk: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """(position, name of the segment), in the order of execution."""
+        for i in range(self.first, self.last):
+            chunk, layer = divmod(i, len(self.names))
+            yield self.begin + chunk * self.chunk, self.names[layer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A run that came to its end. status: "active", or "fallback" with the reasons: it was computed anew, not resumed."""
+
+    epoch: int
+    executed: Progress
+    seconds: float
+    status: str = "active"
+    reasons: tuple[str, ...] = ()
+
+    done = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted:
+    """A run that stopped. reason: "deadline", "stop" or "exception" (`error` has it); `cursor` says where it goes on."""
+
+    cursor: Cursor
+    reason: str
+    executed: Progress
+    seconds: float
+    error: Exception | None = None
+
+    done = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What resuming a cursor would run, and why it would be refused (None: it would not)."""
+
+    cursor: Cursor
+    remaining: Progress
+    refusal: CursorError | None
+
+    def __str__(self) -> str:
+        steps = list(self.remaining)
+        what = f"{len(steps)} segments" + (f", from {steps[0][1]!r} at token {steps[0][0]}" if steps else "")
+        return f"refused: {self.refusal}" if self.refusal else f"runs {what}"
+
+
+class ReplayPlan:
+    """Segments over named buffers, run in order over the chunks of a text, with a mark after each.
+
+    Thread-safe: calls run one after another. Deterministic if `verify` finds no hazard: a run that was stopped any number of times,
+    after any segment, in the middle of one, or by the death of the process, ends with the bits of one that was not.
+
+    The clock is monotonic. A cursor of `timeout_ms` milliseconds (default: SIC_CURSOR_TIMEOUT_MS) or older has expired.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("ReplayPlan.capture(segments, ...) makes a plan")
+
+    @classmethod
+    def capture(
+        cls,
+        segments: Sequence[Segment],
+        *,
+        buffers: Mapping[str, Any],
+        fingerprint: Fingerprint,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        backend: str = "cpu",
+        strategy: str = "segments",
+        word: CursorWord | None = None,
+        timeout_ms: int | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> ReplayPlan:
+        """A plan of these segments.
+
+        * buffers: name -> a `Block` of a `MemoryPool`, or a tensor. Only blocks of a pool with a backing file outlive the process.
+        * inputs: buffers that `run` fills and no segment writes; outputs: results that no segment has to read.
+        * backend: "cpu" runs the callables; "cuda" captures each as a CUDA graph (strategy "segments": a graph each; "mask": one
+          graph whose nodes before the cursor are switched off), "simt" does so on the emulator.
+        * word: where progress is marked; None: in memory of the process.
+
+        Raises ArgumentError for what does not fit together, `PlanError` for a segment that could not be repeated (`check_flow`).
+        """
+        self = object.__new__(cls)
+        instance("ReplayPlan.capture", "fingerprint", fingerprint, Fingerprint)
+        size = len(fingerprint.to_json().encode())
+        if size > MAX_FINGERPRINT:
+            raise ArgumentError.of(
+                "ReplayPlan.capture", "fingerprint", f"{size} bytes", f"at most {MAX_FINGERPRINT} bytes of JSON"
+            )
+        code_of("ReplayPlan.capture", "backend", backend, {"cpu": 0, "cuda": 1, "simt": 2})
+        code_of("ReplayPlan.capture", "strategy", strategy, {"segments": 0, "mask": 1})
+        self.segments, self.fingerprint, self.backend = tuple(segments), fingerprint, backend
+        self.inputs, self.outputs, self.clock = tuple(inputs), tuple(outputs), clock
+        self.buffers = bound(self.segments, buffers)
+        written = {name for s in self.segments for name in (*s.writes, *(r.name for r in s.rows))}
+        for arg, names in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name in names:
+                if name not in self.buffers or (arg == "inputs" and name in written):
+                    raise ArgumentError.of(
+                        "ReplayPlan.capture",
+                        arg,
+                        repr(name),
+                        "a buffer" + " that no segment writes" * (arg == "inputs"),
+                    )
+        check_flow(self.segments, self.buffers, self.outputs)
+        default = config.current().cursor_timeout_ms
+        self.timeout_ms = integer(
+            "ReplayPlan.capture", "timeout_ms", default if timeout_ms is None else timeout_ms, 1, "1 to 2^31 - 1"
+        )
+        self.word = CursorWord(clock=clock) if word is None else word
+        self.names = tuple(s.name for s in self.segments)
+        self.digest = digest_of(self.segments, self.buffers, backend)
+        self._tensors = {name: b.tensor for name, b in self.buffers.items()}
+        self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
+        self._poisoned: str | None = None
+        self._engine: Engine = self._new_engine(strategy)
+        return self
+
+    def _new_engine(self, strategy: str) -> Engine:
+        if self.backend == "cpu":
+            return CpuEngine(self.segments, self._tensors, self.word)
+        from .graph_engine import GraphEngine
+
+        return GraphEngine(self.segments, self._tensors, self.word, self.backend, strategy)
+
+    # --- running ----------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        inputs: Mapping[str, Tensor] | None = None,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        chunk: int | None = None,
+        seed: int = 0,
+        deadline_ms: float | None = None,
+        stop: Any = None,
+        retries: int = 0,
+    ) -> Result | Interrupted:
+        """All segments over tokens begin .. end (default: begin + 1), `chunk` at a time (default: all at once).
+
+        * inputs: name -> tensor, copied into the plan's inputs before anything runs.
+        * seed: of the random numbers, 64 bits. deadline_ms: stops after the segment during which it passes. stop: an Event, or a
+          function, asked before every segment. retries: how often a segment that raises is run again.
+
+        An exception of a segment stops the run as a deadline does (`Interrupted.error`); KeyboardInterrupt and the like pass through,
+        and `cursor()` then says where to go on. Raises ArgumentError before anything is touched.
+        """
+        op = "ReplayPlan.run"
+        begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
+        end = begin + 1 if end is None else integer(op, "end", end, begin + 1, "an integer above begin, below 2^28")
+        chunk = end - begin if chunk is None else integer(op, "chunk", chunk, 1, "an integer, 1 or more")
+        if end >= MAX_POSITIONS:
+            raise ArgumentError.of(op, "end", end, "below 2^28")
+        if type(seed) is not int or not 0 <= seed < 1 << 64:
+            raise ArgumentError.of(op, "seed", repr(seed), "an integer of 64 bits, 0 or more")
+        given = self._checked_inputs(inputs or {})
+        with self._turn(op):
+            self._check_alive()
+            last = self.word.read()
+            epoch = 1 if last is None else last[0].epoch + 1
+            record = RunRecord(epoch, begin, end, chunk, seed, self.digest, self.fingerprint)
+            for name, value in given.items():
+                self._tensors[name].copy_(value)
+            self.word.begin(record)
+            return self._go(record, 0, "replay.run", deadline_ms, stop, retries)
+
+    def resume(
+        self,
+        cursor: Cursor | bytes,
+        *,
+        on_mismatch: str = "raise",
+        deadline_ms: float | None = None,
+        stop: Any = None,
+        retries: int = 0,
+    ) -> Result | Interrupted:
+        """The missing rest of the run that the cursor belongs to; the other arguments are those of `run`.
+
+        Refused are a damaged cursor, one of another run, plan or process start (`StaleCursor`), an old one (`CursorExpired`), one of
+        another model or setting (`FingerprintMismatch`), and any after the device context was lost (`ContextPoisoned`). With
+        on_mismatch="recompute" a cursor of this plan's last run that has expired or has another fingerprint makes the whole run
+        anew from its inputs: the result says "fallback" and why, it is counted and logged, and is an error under SIC_STRICT.
+        """
+        op = "ReplayPlan.resume"
+        anew = code_of(op, "on_mismatch", on_mismatch, MISMATCH) == 1
+        with self._turn(op):
+            try:
+                found = cursor if isinstance(cursor, Cursor) else Cursor.from_bytes(cursor)
+                record = self._checked(found)
+                first, reasons = self._index(record, found), ()
+            except (CursorExpired, FingerprintMismatch) as error:
+                metrics.get("sic_cursor_recovery_rate").add(0, 1)
+                _log.warning("a cursor was refused: %s", error)
+                if not anew or config.current().strict:
+                    raise
+                first, reasons = 0, (str(error),)
+                record = self._anew(self._own_record(found))
+            except CursorError as error:
+                metrics.get("sic_cursor_recovery_rate").add(0, 1)
+                _log.warning("a cursor was refused: %s", error)
+                raise
+            else:
+                metrics.get("sic_cursor_recovery_rate").add(1, 1)
+                metrics.get("sic_graph_replay_ratio").add(first, self._total(record))
+            outcome = self._go(record, first, "replay.resume", deadline_ms, stop, retries)
+        return dataclasses.replace(outcome, status="fallback", reasons=reasons) if reasons and outcome.done else outcome
+
+    def cursor(self) -> Cursor | None:
+        """Where the last run goes on, from the progress word: also that of a process that died. None: there is nothing left to do.
+
+        Raises `StaleCursor` where the word is damaged.
+        """
+        last = self.word.read()
+        if last is None or last[1].position >= last[0].end:
+            return None
+        return last[1]
+
+    def explain(self, cursor: Cursor | bytes) -> Explanation:
+        """What `resume` would do; runs nothing. `StaleCursor` for bytes that are no cursor, or of a run that is not the last."""
+        found = cursor if isinstance(cursor, Cursor) else Cursor.from_bytes(cursor)
+        record = self._own_record(found)
+        refusal: CursorError | None = None
+        first = total = self._total(record)
+        try:
+            self._checked(found)
+            first = self._index(record, found)
+        except CursorError as error:
+            refusal = error
+        return Explanation(found, Progress(self.names, record.begin, record.chunk, first, total), refusal)
+
+    def verify(
+        self, inputs: Mapping[str, Tensor] | None = None, *, begin: int = 0, end: int | None = None, seed: int = 1
+    ) -> list[Any]:
+        """Each segment run twice, and once more, on poisoned buffers: the hazards found, as a list of `PlanError` (empty: proved).
+
+        One chunk of tokens begin .. end; what rows before `begin` hold is read as it is. All buffers are afterwards as they were.
+        Costs about five runs of the segments and a copy of the buffers.
+        """
+        from .verification import hazards
+
+        given = self._checked_inputs(inputs or {})
+        with self._turn("ReplayPlan.verify"):
+            return hazards(self.segments, self._tensors, given, begin, begin + 1 if end is None else end, seed)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self, op: str) -> Iterator[None]:
+        """One call at a time, by the process that made the plan, and never out of a segment."""
+        if os.getpid() != self._process:
+            raise SicError(f"{op}: the plan was made before this process was forked: capture it again")
+        if getattr(self._running, "here", False):
+            raise SicError(f"{op}: called from within a segment of the same plan")
+        with self._lock:
+            self._running.here = True
+            try:
+                yield
+            finally:
+                self._running.here = False
+
+    def _checked_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, value in inputs.items():
+            if name not in self.inputs:
+                raise ArgumentError.of(
+                    "ReplayPlan.run", "inputs", repr(name), "|".join(self.inputs) or "none: the plan has no inputs"
+                )
+            want = self._tensors[name]
+            if not isinstance(value, torch.Tensor) or value.dtype != want.dtype or value.shape != want.shape:
+                got = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise ArgumentError.of("ReplayPlan.run", f"inputs[{name!r}]", got, f"{want.dtype}{list(want.shape)}")
+        return dict(inputs)
+
+    def _check_alive(self) -> None:
+        if self._poisoned is not None:
+            raise ContextPoisoned(f"the device context was lost in segment {self._poisoned!r}: start the process anew")
+        for buffer in self.buffers.values():
+            buffer.check()
+
+    def _own_record(self, cursor: Cursor) -> RunRecord:
+        """The record of the cursor's run, which must be the last one."""
+        last = self.word.read()
+        if last is None or last[0].epoch != cursor.epoch:
+            newest = "none" if last is None else f"run {last[0].epoch}"
+            raise StaleCursor(f"cursor: of run {cursor.epoch}, the last one here is {newest}")
+        return last[0]
+
+    def _checked(self, cursor: Cursor) -> RunRecord:
+        """The cursor's record, if it may be resumed here and now."""
+        self._check_alive()
+        record = self._own_record(cursor)
+        if cursor.boot != boot_id():
+            raise StaleCursor("cursor: made before the machine was started again")
+        if cursor.plan != self.digest:
+            raise StaleCursor("cursor: of a plan with other segments or buffers")
+        if record.process != PROCESS:
+            self._check_survivors()
+        if cursor.rng != record.seed:
+            raise StaleCursor(f"cursor: seed {cursor.rng}, the run has {record.seed}")
+        self._check_place(record, cursor)
+        for field, (saved, live) in record.fingerprint.diff(self.fingerprint).items():
+            raise FingerprintMismatch(field, saved, live)
+        if cursor.fingerprint != self.fingerprint.digest:
+            raise FingerprintMismatch("digest", cursor.fingerprint.hex(), self.fingerprint.digest.hex())
+        age = (self.clock() - cursor.stamp) / 1e6
+        if age < 0:
+            raise StaleCursor("cursor: of the future: its clock is another")
+        if age >= self.timeout_ms:
+            raise CursorExpired(f"cursor: {age:.0f} ms old, the limit is {self.timeout_ms} ms")
+        return record
+
+    def _anew(self, record: RunRecord) -> RunRecord:
+        """The same run as a new one of this plan."""
+        new = RunRecord(
+            record.epoch + 1, record.begin, record.end, record.chunk, record.seed, self.digest, self.fingerprint
+        )
+        self.word.begin(new)
+        return new
+
+    def _check_survivors(self) -> None:
+        """After the death of a process: everything that segments share must have outlived it."""
+        for segment in self.segments:
+            for name in segment.names:
+                if not self.buffers[name].survives:
+                    raise StaleCursor(
+                        f"buffer {name!r}: died with its process: allocate it in a MemoryPool with a backing file"
+                    )
+
+    def _total(self, record: RunRecord) -> int:
+        return -(-(record.end - record.begin) // record.chunk) * len(self.segments)
+
+    def _check_place(self, record: RunRecord, cursor: Cursor) -> None:
+        """The cursor names a segment of the run, and the run has not gone on since."""
+        offset = cursor.position - record.begin
+        if cursor.layer >= len(self.segments) or not 0 <= offset < record.end - record.begin or offset % record.chunk:
+            detail = (
+                f"the run has {len(self.segments)} segments and tokens {record.begin} to {record.end} by {record.chunk}"
+            )
+            raise StaleCursor(f"cursor: layer {cursor.layer}, position {cursor.position}: {detail}")
+        mark = self.word.read()
+        if mark is not None and (mark[1].layer, mark[1].position) != (cursor.layer, cursor.position):
+            raise StaleCursor(
+                f"cursor: the run has gone on to layer {mark[1].layer}, position {mark[1].position}, since it was made"
+            )
+
+    def _index(self, record: RunRecord, cursor: Cursor) -> int:
+        """The number of the segment, over the whole run, that the cursor names."""
+        return (cursor.position - record.begin) // record.chunk * len(self.segments) + cursor.layer
+
+    def _go(
+        self, record: RunRecord, first: int, kind: str, deadline_ms: float | None, stop: Any, retries: int
+    ) -> Result | Interrupted:
+        """Segments `first` and later of the run."""
+        began, total, layers = self.clock(), self._total(record), len(self.segments)
+        limit = None if deadline_ms is None else began + int(deadline_ms * 1e6)
+        asked = _asking(stop)
+        reason, error = "", None
+        at = first
+        self._engine.begin(record)
+        try:
+            while at < total:
+                reason = "stop" if asked() else "deadline" if limit is not None and self.clock() >= limit else ""
+                if reason:
+                    break
+                chunk, layer = divmod(at, layers)
+                error = self._attempt(layer, record.begin + chunk * record.chunk, retries)
+                if error is not None:
+                    reason = "exception"
+                    break
+                at += 1
+            at = self._engine.settle(at)
+        except ContextPoisoned as lost:
+            self._poisoned = self.names[at % layers]
+            raise ContextPoisoned(f"segment {self._poisoned!r}: {lost}") from lost
+        executed = Progress(self.names, record.begin, record.chunk, first, at)
+        seconds = (self.clock() - began) / 1e9
+        trace.record(
+            kind, epoch=record.epoch, first=first, last=at, total=total, reason=reason or "end", seconds=seconds
+        )
+        if not reason:
+            return Result(record.epoch, executed, seconds)
+        return Interrupted(self._cursor_at(record, at), reason, executed, seconds, error)
+
+    def _attempt(self, layer: int, position: int, retries: int) -> Exception | None:
+        for left in range(retries, -1, -1):
+            try:
+                self._engine.run(layer, position)
+                return None
+            except ContextPoisoned:
+                raise
+            except Exception as error:
+                _log.warning("segment %s at token %d: %r; %d retries left", self.names[layer], position, error, left)
+                last = error
+        return last
+
+    def _cursor_at(self, record: RunRecord, at: int) -> Cursor:
+        chunk, layer = divmod(at, len(self.segments))
+        return Cursor(layer, record.begin + chunk * record.chunk, record.epoch, record.fingerprint.digest, record.seed, self.clock(),
+                      record.plan, record.boot)  # fmt: skip
+
+
+def _asking(stop: Any) -> Callable[[], bool]:
+    if stop is None:
+        return lambda: False
+    if hasattr(stop, "is_set"):
+        return stop.is_set
+    if callable(stop):
+        return stop
+    raise ArgumentError.of("ReplayPlan.run", "stop", type(stop).__name__, "an Event, or a function")

@@ -1,0 +1,190 @@
+"""Segments: the parts of a step that are run, skipped and repeated as a whole, and the buffers that they name."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..runtime.arguments import instance
+from ..runtime.errors import ArgumentError
+from .cursor import MAX_LAYERS
+from .errors import PlanError, StaleCursor
+from .random import uniform
+
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A buffer that is addressed by position along one axis (a KV cache): a segment reads the rows before the end of its chunk
+    and writes those of its chunk."""
+
+    name: str
+    axis: int = 0
+
+
+class Step:
+    """What a segment is called with: `step[name]` is a buffer, `step.position` the first token, `step.count` how many.
+
+    Everything a segment computes must follow from these: it is what makes a second run give the same bits.
+    """
+
+    __slots__ = ("_tensors", "count", "epoch", "layer", "position", "seed")
+
+    def __init__(self, tensors: Mapping[str, Tensor], epoch: int, seed: int) -> None:
+        self._tensors, self.epoch, self.seed = tensors, epoch, seed
+        self.layer = self.position = self.count = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    @property
+    def end(self) -> int:
+        """The token after the chunk."""
+        return self.position + self.count
+
+    def uniform(self, out: Tensor) -> Tensor:
+        """Fills `out` (float32) with random numbers from [0, 1) that follow from (seed, position, layer) alone."""
+        return uniform(self.seed, self.position, self.layer, out=out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A named callable of one `Step` that leaves its results in buffers.
+
+    * reads: names of buffers that it reads and does not change.
+    * writes: names of buffers that it overwrites wholly, without looking at what was there.
+    * rows: `Rows` (or names, for axis 0) of buffers addressed by position.
+    * rng: whether it draws random numbers, through `Step.uniform` only.
+    """
+
+    name: str
+    fn: Callable[[Step], Any]
+    reads: Sequence[str] = ()
+    writes: Sequence[str] = ()
+    rows: Sequence[Rows | str] = ()
+    rng: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ArgumentError.of("Segment", "name", repr(self.name), "a name")
+        if not callable(self.fn):
+            raise ArgumentError.of("Segment", "fn", type(self.fn).__name__, "a function of a Step")
+        for arg in ("reads", "writes", "rows"):
+            names = getattr(self, arg)
+            if isinstance(names, str) or not all(isinstance(n, str | Rows if arg == "rows" else str) for n in names):
+                raise ArgumentError.of("Segment", arg, repr(names), "a sequence of names of buffers")
+            object.__setattr__(self, arg, tuple(names))
+        object.__setattr__(self, "rows", tuple(r if isinstance(r, Rows) else Rows(r) for r in self.rows))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every buffer that it names."""
+        return (*self.reads, *self.writes, *(r.name for r in self.rows))
+
+
+class Buffer:
+    """A buffer as it was when the plan was made: a block of a `MemoryPool`, or a tensor that lives as long as the process."""
+
+    def __init__(self, name: str, source: Any) -> None:
+        self.name, self.source = name, source
+        self.block = hasattr(source, "generation")
+        if not self.block:
+            instance("ReplayPlan.capture", f"buffers[{name!r}]", source, torch.Tensor)
+        self.tensor: Tensor = source.tensor if self.block else source
+        self.identity = self._identity()
+
+    @property
+    def survives(self) -> bool:
+        """Whether it outlives the process."""
+        return self.block and self.source.pool.backing is not None
+
+    def _identity(self) -> tuple[Any, ...]:
+        x = self.source
+        what = (x.part, x.offset, x.generation) if self.block else (x.data_ptr(), x.stride())
+        return (*what, str(self.tensor.dtype), tuple(self.tensor.shape))
+
+    def check(self) -> None:
+        """`StaleCursor` if it is not what it was: freed, used again for something else, moved, of another shape."""
+        if self.block and not self.source.alive:
+            raise StaleCursor(f"buffer {self.name!r}: its block was freed (generation {self.source.generation})")
+        live = self._identity()
+        if live != self.identity:
+            raise StaleCursor(f"buffer {self.name!r}: is {live}, was {self.identity} when the plan was made")
+
+
+def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, Buffer]:
+    """The buffers of a plan; `ArgumentError` for a name that nobody gives or two segments of one name."""
+    names = [s.name for s in segments]
+    if not names or len(names) >= MAX_LAYERS:
+        raise ArgumentError.of("ReplayPlan.capture", "segments", len(names), f"1 to {MAX_LAYERS - 1} segments")
+    for name in names:
+        if names.count(name) > 1:
+            raise ArgumentError.of("ReplayPlan.capture", "segments", f"two of the name {name!r}", "names used once")
+    for segment in segments:
+        for name in segment.names:
+            if name not in buffers:
+                raise ArgumentError.of(
+                    "ReplayPlan.capture", "buffers", f"none for {name!r} of {segment.name!r}", "one for each name"
+                )
+    return {name: Buffer(name, source) for name, source in buffers.items()}
+
+
+def check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outputs: Sequence[str]) -> None:
+    """`PlanError` where a segment, cut off and run again, could not find what it read the first time.
+
+    in_place: it writes what it reads. no_producer: it reads what nobody wrote (and is no input). stale_boundary: it overwrites, or
+    leaves behind, a result that nobody has read: some segment reads the wrong one of two buffers.
+    """
+    written = {name for s in segments for name in s.writes}
+    unread: dict[str, str] = {}
+    fresh: set[str] = set()
+    for segment in segments:
+        changed = [buffers[name] for name in (*segment.writes, *(r.name for r in segment.rows))]
+        for name in segment.reads:
+            _check_apart(segment, buffers[name], changed)
+            if name in written and name not in fresh:
+                raise PlanError(segment.name, "no_producer", f"reads {name!r}, which no segment before it has written")
+            unread.pop(name, None)
+        for name in segment.writes:
+            if name in unread:
+                detail = f"overwrites {name!r} of segment {unread[name]!r}, which nobody has read"
+                raise PlanError(segment.name, "stale_boundary", detail)
+            unread[name] = segment.name
+            fresh.add(name)
+    for name, by in unread.items():
+        if name not in outputs:
+            raise PlanError(
+                by, "stale_boundary", f"writes {name!r}, which no later segment reads and which is no output"
+            )
+
+
+def _check_apart(segment: Segment, read: Buffer, changed: Sequence[Buffer]) -> None:
+    begin, end = _extent(read.tensor)
+    for other in changed:
+        first, last = _extent(other.tensor)
+        if begin < last and first < end:
+            detail = f"reads {read.name!r} and writes {other.name!r} in the same memory: use two buffers in turn"
+            raise PlanError(segment.name, "in_place", detail)
+
+
+def _extent(x: Tensor) -> tuple[int, int]:
+    """First and last byte (exclusive) of what a tensor can reach."""
+    if x.numel() == 0:
+        return 0, 0
+    reach = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
+    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
+
+
+def digest_of(segments: Sequence[Segment], buffers: Mapping[str, Buffer], backend: str) -> int:
+    """32 bits over what a cursor of a plan relies on; blocks of a backed pool count with place and generation."""
+    parts: list[Any] = [backend]
+    parts += [(s.name, s.reads, s.writes, tuple((r.name, r.axis) for r in s.rows), s.rng) for s in segments]
+    for name, buffer in sorted(buffers.items()):
+        x = buffer.tensor
+        parts.append((name, buffer.identity if buffer.survives else (str(x.dtype), tuple(x.shape))))
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")
