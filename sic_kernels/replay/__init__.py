@@ -8,6 +8,7 @@ outcome = plan.resume(outcome.cursor)                             # the missing 
 """
 
 from ..runtime.fingerprint import Fingerprint, context_bucket
+from . import faults
 from .cursor import Cursor
 from .cursor_word import CursorWord
 from .errors import (
@@ -42,4 +43,5 @@ __all__ = [
     "StaleCursor",
     "Step",
     "context_bucket",
+    "faults",
 ]

@@ -44,9 +44,9 @@ def boot_id() -> int:
 class Cursor:
     """The segment (`layer`) and first token (`position`) that run `epoch` does next; immutable.
 
-    fingerprint: the 16 bytes of `Fingerprint.digest`. rng: the seed of the run. stamp: when, in nanoseconds of the monotonic clock
-    since the start of the machine (`boot`). plan: digest of the segments and buffers. Raises `ArgumentError` for what does not
-    fit into the 64 bytes.
+    fingerprint: the 16 bytes of `Fingerprint.digest`. rng: the seed of the run. stamp: when, in nanoseconds of the monotonic
+    clock since the start of the machine (`boot`). plan: digest of the segments and buffers. Raises `ArgumentError` for what
+    does not fit into the 64 bytes.
     """
 
     layer: int

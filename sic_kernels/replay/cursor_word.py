@@ -8,7 +8,8 @@ The memory (a page; csrc/replay/cursor_word.h describes the word):
               JSON, CRC-32 of all this, the JSON
     2304..    the same of odd epochs
 
-A run writes its record before its first mark, into the place of the run before last, so at any moment the word's own record is whole.
+A run writes its record before its first mark, into the place of the run before last, so at any moment the word's own record
+is whole.
 """
 
 from __future__ import annotations
@@ -139,6 +140,14 @@ class CursorWord:
                                       record.boot)  # fmt: skip
         raise StaleCursor(f"progress word: no whole record of run {epoch}")
 
+    def raw(self) -> bytes:
+        """The word as it lies there."""
+        return bytes(self._memory[_WORD : _WORD + 8])
+
+    def set_raw(self, word: bytes) -> None:
+        """For fault injection."""
+        self._memory[_WORD : _WORD + 8] = word
+
     def _place(self, epoch: int) -> int:
         return _RECORDS + (epoch & 1) * _RECORD_BYTES
 
@@ -146,5 +155,6 @@ class CursorWord:
         """Gives the file free for others. The word must not be used again."""
         self._view = None
         if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # the mapping keeps the file open
             os.close(self._file)
             self._file = None

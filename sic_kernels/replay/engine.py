@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from .cursor_word import CursorWord, RunRecord
+from .errors import StaleCursor
 from .segments import Segment, Step
 
 
@@ -21,7 +22,7 @@ class Engine(Protocol):
         """Segment `layer` at `position`, then its mark. It may be under way when this returns."""
 
     def settle(self, at: int) -> int:
-        """Waits for what is under way; `at` is the number of segments that were run, counted over the run. Returns how many are done."""
+        """Waits for what is under way; `at` segments of the run were run; returns how many are done."""
 
 
 class CpuEngine:
@@ -44,4 +45,13 @@ class CpuEngine:
             self.word.mark(record.epoch, 0, position + step.count)
 
     def settle(self, at: int) -> int:
-        return at
+        return segments_done(self.record, self.word, len(self.segments))
+
+
+def segments_done(record: RunRecord, word: CursorWord, layers: int) -> int:
+    """How many segments of the run the word says are done."""
+    found = word.read()
+    if found is None or found[0].epoch != record.epoch:
+        raise StaleCursor(f"progress word: run {record.epoch} was going on, and the word is of another")
+    cursor = found[1]
+    return -(-(cursor.position - record.begin) // record.chunk) * layers + cursor.layer

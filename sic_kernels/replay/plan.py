@@ -1,4 +1,5 @@
-"""`ReplayPlan`: a step as a list of segments that can stop after any of them and go on there, with the bits of a run that never stopped."""
+"""`ReplayPlan`: a step as a list of segments that can stop after any of them, and go on there with the bits of a run that
+never stopped."""
 
 from __future__ import annotations
 
@@ -6,14 +7,13 @@ import contextlib
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..runtime import config, metrics, trace
-from ..runtime.arguments import code_of, instance, integer
+from ..runtime.arguments import code_of, instance, integer, real
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.fingerprint import Fingerprint
 from ..runtime.log import get_logger
@@ -92,14 +92,34 @@ class Explanation:
 class ReplayPlan:
     """Segments over named buffers, run in order over the chunks of a text, with a mark after each.
 
-    Thread-safe: calls run one after another. Deterministic if `verify` finds no hazard: a run that was stopped any number of times,
-    after any segment, in the middle of one, or by the death of the process, ends with the bits of one that was not.
+    Thread-safe: calls run one after another. Deterministic if `verify` finds no hazard: a run that was stopped any number of
+    times, after any segment, in the middle of one, or by the death of the process, ends with the bits of one that was not.
 
     The clock is monotonic. A cursor of `timeout_ms` milliseconds (default: SIC_CURSOR_TIMEOUT_MS) or older has expired.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError("ReplayPlan.capture(segments, ...) makes a plan")
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        buffers: Mapping[str, Any],
+        fingerprint: Fingerprint,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        backend: str,
+        word: CursorWord,
+        timeout_ms: int,
+    ) -> None:
+        self.segments, self.fingerprint, self.backend = tuple(segments), fingerprint, backend
+        self.inputs, self.outputs, self.word, self.timeout_ms = tuple(inputs), tuple(outputs), word, timeout_ms
+        self.buffers = bound(self.segments, buffers)
+        self._check_ends()
+        check_flow(self.segments, self.buffers, self.outputs)
+        self.names = tuple(s.name for s in self.segments)
+        self.digest = digest_of(self.segments, self.buffers, backend)
+        self.tensors = {name: b.tensor for name, b in self.buffers.items()}
+        self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
+        self._poisoned: str | None = None
+        self.engine: Engine = CpuEngine(self.segments, self.tensors, word)
 
     @classmethod
     def capture(
@@ -114,60 +134,49 @@ class ReplayPlan:
         strategy: str = "segments",
         word: CursorWord | None = None,
         timeout_ms: int | None = None,
-        clock: Callable[[], int] = time.monotonic_ns,
     ) -> ReplayPlan:
         """A plan of these segments.
 
-        * buffers: name -> a `Block` of a `MemoryPool`, or a tensor. Only blocks of a pool with a backing file outlive the process.
+        * buffers: name -> a `Block` of a `MemoryPool`, or a tensor. Only blocks of a pool with a backing file outlive a process.
         * inputs: buffers that `run` fills and no segment writes; outputs: results that no segment has to read.
         * backend: "cpu" runs the callables; "cuda" captures each as a CUDA graph (strategy "segments": a graph each; "mask": one
           graph whose nodes before the cursor are switched off), "simt" does so on the emulator.
-        * word: where progress is marked; None: in memory of the process.
+        * word: where progress is marked, with the clock of the plan; None: in memory of the process.
 
-        Raises ArgumentError for what does not fit together, `PlanError` for a segment that could not be repeated (`check_flow`).
+        Raises ArgumentError for what does not fit together, `PlanError` for a segment that could not be repeated.
         """
-        self = object.__new__(cls)
-        instance("ReplayPlan.capture", "fingerprint", fingerprint, Fingerprint)
+        op = "ReplayPlan.capture"
+        instance(op, "fingerprint", fingerprint, Fingerprint)
         size = len(fingerprint.to_json().encode())
         if size > MAX_FINGERPRINT:
-            raise ArgumentError.of(
-                "ReplayPlan.capture", "fingerprint", f"{size} bytes", f"at most {MAX_FINGERPRINT} bytes of JSON"
-            )
-        code_of("ReplayPlan.capture", "backend", backend, {"cpu": 0, "cuda": 1, "simt": 2})
-        code_of("ReplayPlan.capture", "strategy", strategy, {"segments": 0, "mask": 1})
-        self.segments, self.fingerprint, self.backend = tuple(segments), fingerprint, backend
-        self.inputs, self.outputs, self.clock = tuple(inputs), tuple(outputs), clock
-        self.buffers = bound(self.segments, buffers)
-        written = {name for s in self.segments for name in (*s.writes, *(r.name for r in s.rows))}
-        for arg, names in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name in names:
-                if name not in self.buffers or (arg == "inputs" and name in written):
-                    raise ArgumentError.of(
-                        "ReplayPlan.capture",
-                        arg,
-                        repr(name),
-                        "a buffer" + " that no segment writes" * (arg == "inputs"),
-                    )
-        check_flow(self.segments, self.buffers, self.outputs)
+            raise ArgumentError.of(op, "fingerprint", f"{size} bytes", f"at most {MAX_FINGERPRINT} bytes of JSON")
+        code_of(op, "backend", backend, {"cpu": 0, "cuda": 1, "simt": 2})
+        code_of(op, "strategy", strategy, {"segments": 0, "mask": 1})
         default = config.current().cursor_timeout_ms
-        self.timeout_ms = integer(
-            "ReplayPlan.capture", "timeout_ms", default if timeout_ms is None else timeout_ms, 1, "1 to 2^31 - 1"
-        )
-        self.word = CursorWord(clock=clock) if word is None else word
-        self.names = tuple(s.name for s in self.segments)
-        self.digest = digest_of(self.segments, self.buffers, backend)
-        self._tensors = {name: b.tensor for name, b in self.buffers.items()}
-        self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
-        self._poisoned: str | None = None
-        self._engine: Engine = self._new_engine(strategy)
-        return self
+        limit = integer(op, "timeout_ms", default if timeout_ms is None else timeout_ms, 1, "1 to 2^31 - 1")
+        word = CursorWord() if word is None else word
+        instance(op, "word", word, CursorWord)
+        plan = cls(segments, buffers, fingerprint, inputs, outputs, backend, word, limit)
+        if backend != "cpu":
+            from .graph_engine import GraphEngine
 
-    def _new_engine(self, strategy: str) -> Engine:
-        if self.backend == "cpu":
-            return CpuEngine(self.segments, self._tensors, self.word)
-        from .graph_engine import GraphEngine
+            plan.engine = GraphEngine(plan.segments, plan.tensors, word, backend, strategy)
+        return plan
 
-        return GraphEngine(self.segments, self._tensors, self.word, self.backend, strategy)
+    def _check_ends(self) -> None:
+        """Inputs and outputs are buffers, and nobody writes an input."""
+        written = {name for s in self.segments for name in (*s.writes, *(r.name for r in s.rows))}
+        for name in self.outputs:
+            if name not in self.buffers:
+                raise ArgumentError.of("ReplayPlan.capture", "outputs", repr(name), "the name of a buffer")
+        for name in self.inputs:
+            if name not in self.buffers or name in written:
+                raise ArgumentError.of("ReplayPlan.capture", "inputs", repr(name), "a buffer that no segment writes")
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """Nanoseconds, monotonic."""
+        return self.word.clock
 
     # --- running ----------------------------------------------------------------------------------------------------------
 
@@ -189,8 +198,8 @@ class ReplayPlan:
         * seed: of the random numbers, 64 bits. deadline_ms: stops after the segment during which it passes. stop: an Event, or a
           function, asked before every segment. retries: how often a segment that raises is run again.
 
-        An exception of a segment stops the run as a deadline does (`Interrupted.error`); KeyboardInterrupt and the like pass through,
-        and `cursor()` then says where to go on. Raises ArgumentError before anything is touched.
+        An exception of a segment stops the run as a deadline does (`Interrupted.error`); KeyboardInterrupt and the like pass
+        through, and `cursor()` then says where to go on. Raises ArgumentError before anything is touched.
         """
         op = "ReplayPlan.run"
         begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
@@ -200,6 +209,7 @@ class ReplayPlan:
             raise ArgumentError.of(op, "end", end, "below 2^28")
         if type(seed) is not int or not 0 <= seed < 1 << 64:
             raise ArgumentError.of(op, "seed", repr(seed), "an integer of 64 bits, 0 or more")
+        limits = _Limits.of(op, deadline_ms, stop, retries)
         given = self._checked_inputs(inputs or {})
         with self._turn(op):
             self._check_alive()
@@ -207,9 +217,9 @@ class ReplayPlan:
             epoch = 1 if last is None else last[0].epoch + 1
             record = RunRecord(epoch, begin, end, chunk, seed, self.digest, self.fingerprint)
             for name, value in given.items():
-                self._tensors[name].copy_(value)
+                self.tensors[name].copy_(value)
             self.word.begin(record)
-            return self._go(record, 0, "replay.run", deadline_ms, stop, retries)
+            return self._go(record, 0, "replay.run", limits)
 
     def resume(
         self,
@@ -222,18 +232,20 @@ class ReplayPlan:
     ) -> Result | Interrupted:
         """The missing rest of the run that the cursor belongs to; the other arguments are those of `run`.
 
-        Refused are a damaged cursor, one of another run, plan or process start (`StaleCursor`), an old one (`CursorExpired`), one of
-        another model or setting (`FingerprintMismatch`), and any after the device context was lost (`ContextPoisoned`). With
+        Refused are a damaged cursor, one of another run, plan or process start (`StaleCursor`), an old one (`CursorExpired`), one
+        of another model or setting (`FingerprintMismatch`), and any after the device context was lost (`ContextPoisoned`). With
         on_mismatch="recompute" a cursor of this plan's last run that has expired or has another fingerprint makes the whole run
         anew from its inputs: the result says "fallback" and why, it is counted and logged, and is an error under SIC_STRICT.
         """
         op = "ReplayPlan.resume"
         anew = code_of(op, "on_mismatch", on_mismatch, MISMATCH) == 1
+        limits = _Limits.of(op, deadline_ms, stop, retries)
+        reasons: tuple[str, ...] = ()
         with self._turn(op):
             try:
-                found = cursor if isinstance(cursor, Cursor) else Cursor.from_bytes(cursor)
+                found = _cursor_of(op, cursor)
                 record = self._checked(found)
-                first, reasons = self._index(record, found), ()
+                first = self._index(record, found)
             except (CursorExpired, FingerprintMismatch) as error:
                 metrics.get("sic_cursor_recovery_rate").add(0, 1)
                 _log.warning("a cursor was refused: %s", error)
@@ -248,11 +260,13 @@ class ReplayPlan:
             else:
                 metrics.get("sic_cursor_recovery_rate").add(1, 1)
                 metrics.get("sic_graph_replay_ratio").add(first, self._total(record))
-            outcome = self._go(record, first, "replay.resume", deadline_ms, stop, retries)
-        return dataclasses.replace(outcome, status="fallback", reasons=reasons) if reasons and outcome.done else outcome
+            outcome = self._go(record, first, "replay.resume", limits)
+        if reasons and isinstance(outcome, Result):
+            return dataclasses.replace(outcome, status="fallback", reasons=reasons)
+        return outcome
 
     def cursor(self) -> Cursor | None:
-        """Where the last run goes on, from the progress word: also that of a process that died. None: there is nothing left to do.
+        """Where the last run goes on, from the progress word: also that of a process that died. None: nothing is left to do.
 
         Raises `StaleCursor` where the word is damaged.
         """
@@ -263,7 +277,7 @@ class ReplayPlan:
 
     def explain(self, cursor: Cursor | bytes) -> Explanation:
         """What `resume` would do; runs nothing. `StaleCursor` for bytes that are no cursor, or of a run that is not the last."""
-        found = cursor if isinstance(cursor, Cursor) else Cursor.from_bytes(cursor)
+        found = _cursor_of("ReplayPlan.explain", cursor)
         record = self._own_record(found)
         refusal: CursorError | None = None
         first = total = self._total(record)
@@ -277,7 +291,7 @@ class ReplayPlan:
     def verify(
         self, inputs: Mapping[str, Tensor] | None = None, *, begin: int = 0, end: int | None = None, seed: int = 1
     ) -> list[Any]:
-        """Each segment run twice, and once more, on poisoned buffers: the hazards found, as a list of `PlanError` (empty: proved).
+        """Each segment run again and again on poisoned buffers: the hazards found, as a list of `PlanError` (empty: proved).
 
         One chunk of tokens begin .. end; what rows before `begin` hold is read as it is. All buffers are afterwards as they were.
         Costs about five runs of the segments and a copy of the buffers.
@@ -286,7 +300,7 @@ class ReplayPlan:
 
         given = self._checked_inputs(inputs or {})
         with self._turn("ReplayPlan.verify"):
-            return hazards(self.segments, self._tensors, given, begin, begin + 1 if end is None else end, seed)
+            return hazards(self.segments, self.tensors, given, begin, begin + 1 if end is None else end, seed)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
@@ -310,7 +324,7 @@ class ReplayPlan:
                 raise ArgumentError.of(
                     "ReplayPlan.run", "inputs", repr(name), "|".join(self.inputs) or "none: the plan has no inputs"
                 )
-            want = self._tensors[name]
+            want = self.tensors[name]
             if not isinstance(value, torch.Tensor) or value.dtype != want.dtype or value.shape != want.shape:
                 got = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ArgumentError.of("ReplayPlan.run", f"inputs[{name!r}]", got, f"{want.dtype}{list(want.shape)}")
@@ -392,28 +406,25 @@ class ReplayPlan:
         """The number of the segment, over the whole run, that the cursor names."""
         return (cursor.position - record.begin) // record.chunk * len(self.segments) + cursor.layer
 
-    def _go(
-        self, record: RunRecord, first: int, kind: str, deadline_ms: float | None, stop: Any, retries: int
-    ) -> Result | Interrupted:
+    def _go(self, record: RunRecord, first: int, kind: str, limits: _Limits) -> Result | Interrupted:
         """Segments `first` and later of the run."""
         began, total, layers = self.clock(), self._total(record), len(self.segments)
-        limit = None if deadline_ms is None else began + int(deadline_ms * 1e6)
-        asked = _asking(stop)
+        limit = None if limits.nanoseconds is None else began + limits.nanoseconds
         reason, error = "", None
         at = first
-        self._engine.begin(record)
+        self.engine.begin(record)
         try:
             while at < total:
-                reason = "stop" if asked() else "deadline" if limit is not None and self.clock() >= limit else ""
+                reason = "stop" if limits.asked() else "deadline" if limit is not None and self.clock() >= limit else ""
                 if reason:
                     break
                 chunk, layer = divmod(at, layers)
-                error = self._attempt(layer, record.begin + chunk * record.chunk, retries)
+                error = self._attempt(layer, record.begin + chunk * record.chunk, limits.retries)
                 if error is not None:
                     reason = "exception"
                     break
                 at += 1
-            at = self._engine.settle(at)
+            at = self.engine.settle(at)
         except ContextPoisoned as lost:
             self._poisoned = self.names[at % layers]
             raise ContextPoisoned(f"segment {self._poisoned!r}: {lost}") from lost
@@ -422,14 +433,14 @@ class ReplayPlan:
         trace.record(
             kind, epoch=record.epoch, first=first, last=at, total=total, reason=reason or "end", seconds=seconds
         )
-        if not reason:
+        if at == total and error is None:
             return Result(record.epoch, executed, seconds)
         return Interrupted(self._cursor_at(record, at), reason, executed, seconds, error)
 
     def _attempt(self, layer: int, position: int, retries: int) -> Exception | None:
         for left in range(retries, -1, -1):
             try:
-                self._engine.run(layer, position)
+                self.engine.run(layer, position)
                 return None
             except ContextPoisoned:
                 raise
@@ -440,15 +451,32 @@ class ReplayPlan:
 
     def _cursor_at(self, record: RunRecord, at: int) -> Cursor:
         chunk, layer = divmod(at, len(self.segments))
-        return Cursor(layer, record.begin + chunk * record.chunk, record.epoch, record.fingerprint.digest, record.seed, self.clock(),
-                      record.plan, record.boot)  # fmt: skip
+        position, digest = record.begin + chunk * record.chunk, record.fingerprint.digest
+        return Cursor(layer, position, record.epoch, digest, record.seed, self.clock(), record.plan, record.boot)
 
 
-def _asking(stop: Any) -> Callable[[], bool]:
-    if stop is None:
-        return lambda: False
-    if hasattr(stop, "is_set"):
-        return stop.is_set
-    if callable(stop):
-        return stop
-    raise ArgumentError.of("ReplayPlan.run", "stop", type(stop).__name__, "an Event, or a function")
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    """What may stop a run."""
+
+    nanoseconds: int | None
+    asked: Callable[[], bool]
+    retries: int
+
+    @classmethod
+    def of(cls, op: str, deadline_ms: Any, stop: Any, retries: Any) -> _Limits:
+        within = None
+        if deadline_ms is not None:
+            within = int(1e6 * real(op, "deadline_ms", deadline_ms, lambda x: 0 <= x < 1e12, "milliseconds, 0 or more"))
+        asked = (lambda: False) if stop is None else getattr(stop, "is_set", stop)
+        if not callable(asked):
+            raise ArgumentError.of(op, "stop", type(stop).__name__, "an Event, or a function")
+        return cls(within, asked, integer(op, "retries", retries, 0, "an integer, 0 or more"))
+
+
+def _cursor_of(op: str, cursor: Any) -> Cursor:
+    if isinstance(cursor, Cursor):
+        return cursor
+    if not isinstance(cursor, bytes | bytearray | memoryview):
+        raise ArgumentError.of(op, "cursor", type(cursor).__name__, "a Cursor, or its bytes")
+    return Cursor.from_bytes(bytes(cursor))

@@ -58,7 +58,7 @@ class Segment:
 
     * reads: names of buffers that it reads and does not change.
     * writes: names of buffers that it overwrites wholly, without looking at what was there.
-    * rows: `Rows` (or names, for axis 0) of buffers addressed by position.
+    * rows: buffers addressed by position.
     * rng: whether it draws random numbers, through `Step.uniform` only.
     """
 
@@ -66,7 +66,7 @@ class Segment:
     fn: Callable[[Step], Any]
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
-    rows: Sequence[Rows | str] = ()
+    rows: Sequence[Rows] = ()
     rng: bool = False
 
     def __post_init__(self) -> None:
@@ -74,12 +74,15 @@ class Segment:
             raise ArgumentError.of("Segment", "name", repr(self.name), "a name")
         if not callable(self.fn):
             raise ArgumentError.of("Segment", "fn", type(self.fn).__name__, "a function of a Step")
-        for arg in ("reads", "writes", "rows"):
-            names = getattr(self, arg)
-            if isinstance(names, str) or not all(isinstance(n, str | Rows if arg == "rows" else str) for n in names):
-                raise ArgumentError.of("Segment", arg, repr(names), "a sequence of names of buffers")
-            object.__setattr__(self, arg, tuple(names))
-        object.__setattr__(self, "rows", tuple(r if isinstance(r, Rows) else Rows(r) for r in self.rows))
+        for arg, kind, expected in (
+            ("reads", str, "names of buffers"),
+            ("writes", str, "names of buffers"),
+            ("rows", Rows, "Rows"),
+        ):
+            given = getattr(self, arg)
+            if isinstance(given, str) or not all(isinstance(x, kind) for x in given):
+                raise ArgumentError.of("Segment", arg, repr(given), f"a sequence of {expected}")
+            object.__setattr__(self, arg, tuple(given))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,8 +140,8 @@ def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, 
 def check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outputs: Sequence[str]) -> None:
     """`PlanError` where a segment, cut off and run again, could not find what it read the first time.
 
-    in_place: it writes what it reads. no_producer: it reads what nobody wrote (and is no input). stale_boundary: it overwrites, or
-    leaves behind, a result that nobody has read: some segment reads the wrong one of two buffers.
+    in_place: it writes what it reads. no_producer: it reads what nobody wrote (and is no input). stale_boundary: it overwrites,
+    or leaves behind, a result that nobody has read: some segment reads the wrong one of two buffers.
     """
     written = {name for s in segments for name in s.writes}
     unread: dict[str, str] = {}

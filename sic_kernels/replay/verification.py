@@ -112,11 +112,11 @@ class Trial:
             if name in self.segment.writes:
                 continue
             if name in self.segment.reads:
-                if not _same(x, self.base[name]):
+                if not same_bits(x, self.base[name]):
                     yield "changes_input", f"writes {name!r}, which it reads"
             elif name in self.rows:
                 axis = self.rows[name].axis
-                if not _same(
+                if not same_bits(
                     _rows(x, axis, 0, self.step.position), _rows(self.base[name], axis, 0, self.step.position)
                 ):
                     yield "outside_position", f"changes rows of {name!r} before token {self.step.position}"
@@ -135,12 +135,12 @@ class Trial:
             self._restore()
             for name, x in self.tensors.items():
                 if name in self.rows:
-                    _fill(_rows(x, self.rows[name].axis, self.step.position, self.step.end), poison)
-                    _fill(_rows(x, self.rows[name].axis, self.step.end, x.shape[self.rows[name].axis]), others)
+                    fill_bytes(_rows(x, self.rows[name].axis, self.step.position, self.step.end), poison)
+                    fill_bytes(_rows(x, self.rows[name].axis, self.step.end, x.shape[self.rows[name].axis]), others)
                 elif name in self.segment.writes:
-                    _fill(x, poison)
+                    fill_bytes(x, poison)
                 elif name not in self.segment.reads:
-                    _fill(x, others)
+                    fill_bytes(x, others)
         self.segment.fn(self.step)
         return self._results()
 
@@ -162,7 +162,7 @@ def _rows(x: Tensor, axis: int, begin: int, end: int) -> Tensor:
     return x.narrow(axis, begin, max(0, end - begin))
 
 
-def _fill(x: Tensor, byte: int) -> None:
+def fill_bytes(x: Tensor, byte: int) -> None:
     """Every byte of the elements."""
     pattern = torch.full((x.element_size(),), byte, dtype=torch.uint8, device=x.device)
     x.copy_(pattern.view(x.dtype).expand(x.shape)) if x.dtype != torch.bool else x.fill_(bool(byte & 1))
@@ -172,7 +172,7 @@ def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8) if x.ndim else x.reshape(1).view(torch.uint8)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(_bits(a), _bits(b))
 
 
@@ -183,7 +183,7 @@ def _is_poison(x: Tensor, byte: int) -> bool:
 
 
 def _differences(a: Tensors, b: Tensors) -> list[str]:
-    return [name for name in a if not _same(a[name], b[name])]
+    return [name for name in a if not same_bits(a[name], b[name])]
 
 
 def _global_random() -> tuple[Any, ...]:
@@ -193,5 +193,5 @@ def _global_random() -> tuple[Any, ...]:
         if torch.cuda.is_initialized()
         else ()
     )
-    state = np.random.get_state()  # noqa: NPY002
+    state: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), state[1].tobytes(), state[2], cuda

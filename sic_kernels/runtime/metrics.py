@@ -207,7 +207,7 @@ register("sic_slice_fallback_ratio", "Share of eligible head-steps that fell bac
          "head-steps recomputed dense", "head-steps eligible for slicing", label="reason")
 register("sic_slice_read_ratio", "Share of the KV bytes that were read, index included.",
          "bytes read", "bytes of the visible keys and values")
-register("sic_cursor_recovery_ratio", "Share of resumed cursors that went on where they stopped.",
+register("sic_cursor_recovery_rate", "Share of resumed cursors that went on where they stopped.",
          "cursors resumed", "cursors presented")
 register("sic_hash_collision_ratio", "Share of look-ups whose digest matched but whose tokens did not.",
          "digest collisions", "look-ups")

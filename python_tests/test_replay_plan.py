@@ -1,0 +1,527 @@
+"""Runs that stop and go on: the same bits, exactly the missing segments, and refusals with a reason."""
+
+import dataclasses
+import os
+import threading
+
+import pytest
+import torch
+from replay_helpers import (
+    CHUNK,
+    FINGERPRINT,
+    LAYERS,
+    RUN,
+    TOKENS,
+    TOTAL,
+    buffers,
+    inputs,
+    layer,
+    plan,
+    segments,
+    state,
+    weights,
+)
+
+from sic_kernels import replay
+from sic_kernels.replay import CursorWord, Segment, StaleCursor, faults
+from sic_kernels.replay.cursor import Cursor
+from sic_kernels.runtime import metrics, trace
+from sic_kernels.runtime.errors import ArgumentError, SicError
+from sic_kernels.testing import assert_same_bits
+
+
+@pytest.fixture
+def want():
+    p = plan()
+    assert p.run(inputs(), **RUN).done
+    return state(p)
+
+
+def assert_state(p, want):
+    for name, x in state(p).items():
+        assert_same_bits(x, want[name], name)
+
+
+def test_runs_all_segments_in_order():
+    p = plan()
+    result = p.run(inputs(), **RUN)
+    names = ["embed", *(f"layer {i}" for i in range(LAYERS)), "head"]
+    assert list(result.executed) == [(at, name) for at in range(0, TOKENS, CHUNK) for name in names]
+    assert (result.status, result.reasons, result.epoch) == ("active", (), 1)
+    assert p.cursor() is None
+
+
+def test_chunks_do_not_change_a_golden_row():
+    """The first row of h0 by hand: sin(3 * 1), sin(3 * 2), ..."""
+    p = plan()
+    with faults.stop_at(p, 1, "before"):
+        p.run(inputs(), **RUN)
+    assert_same_bits(p.tensors["h0"][0], torch.sin(torch.tensor(3) * torch.arange(1, 9)), "h0")
+
+
+@pytest.mark.parametrize("moment", faults.MOMENTS)
+@pytest.mark.parametrize("index", range(TOTAL))
+def test_every_place_and_moment(want, index, moment):
+    p = plan()
+    with faults.stop_at(p, index, moment):
+        stopped = p.run(inputs(), **RUN)
+    assert (stopped.done, stopped.reason) == (False, "exception")
+    assert isinstance(stopped.error, faults.Injected)
+    first = index + (moment == "after")
+    assert (stopped.executed.first, stopped.executed.last) == (0, first)
+    if first == TOTAL:
+        assert p.cursor() is None
+    else:
+        faults.poison(p, p.segments[first % (LAYERS + 2)].writes)
+        result = p.resume(stopped.cursor)
+        assert list(result.executed) == list(plan().run(inputs(), **RUN).executed)[first:]
+    assert_state(p, want)
+
+
+def test_six_thousand_interruptions():
+    report = faults.campaign(plan(), inputs(), count=6000, seed=20, end=2 * CHUNK, chunk=CHUNK)
+    assert report.failures == []
+    assert report.runs == 6000 < report.interruptions
+
+
+def test_the_campaign_notices_a_segment_that_cannot_be_repeated():
+    p = plan(segments=[*segments()[:-1], broken("accumulates")])
+    assert faults.campaign(p, inputs(), count=40, seed=1, **RUN).failures
+
+
+def broken(how):
+    """A head that is wrong in one way."""
+    w = weights()[-1]
+    calls = [0]
+
+    def fn(step):
+        x = step[f"h{LAYERS % 2}"][: step.count] @ w
+        calls[0] += 1
+        if how == "accumulates":
+            step["logits"][step.position : step.end] += x
+        elif how == "counter":
+            at = (calls[0] - 1) * step.count % TOKENS
+            step["logits"][at : at + step.count] = x
+        elif how == "global_rng":
+            step["logits"][step.position : step.end] = x + torch.rand_like(x)
+        elif how == "changes_input":
+            step[f"h{LAYERS % 2}"].mul_(2)
+            step["logits"][step.position : step.end] = x
+        elif how == "undeclared_write":
+            step["kv0"][0, 0, 0] = 1
+            step["logits"][step.position : step.end] = x
+        elif how == "undeclared_read":
+            step["logits"][step.position : step.end] = x + step["kv0"][0, :1]
+        elif how == "partial":
+            step["logits"][step.position : step.end - 1] = x[:-1]
+        elif how == "beyond":
+            step["logits"][step.position : step.end] = x
+            step["logits"][step.end :] = 1
+        elif how == "call_count":
+            step["logits"][step.position : step.end] = x + calls[0]
+
+    return Segment("head", fn, reads=[f"h{LAYERS % 2}"], rows=[replay.Rows("logits")])
+
+
+def test_verify_finds_nothing_wrong():
+    p = plan()
+    before = state(p)
+    assert p.verify(inputs(), begin=4, end=8) == []
+    assert_state(p, before)
+
+
+@pytest.mark.parametrize(
+    ("how", "hazard"),
+    [("accumulates", "reads_output"), ("counter", "outside_position"), ("global_rng", "global_rng"),
+     ("changes_input", "changes_input"), ("undeclared_write", "undeclared_write"), ("undeclared_read", "undeclared_read"),
+     ("partial", "reads_output"),
+     ("beyond", "outside_position"), ("call_count", "nondeterministic")],
+)  # fmt: skip
+def test_verify_finds(how, hazard):
+    p = plan(segments=[*segments()[:-1], broken(how)])
+    found = p.verify(inputs(), begin=4, end=8)
+    assert {e.segment for e in found} == {"head"}
+    assert hazard in [e.hazard for e in found], [str(e) for e in found]
+
+
+def test_verify_says_what_raises():
+    def fails(step):
+        raise ValueError("no")
+
+    p = plan(
+        segments=[*segments()[:-1], Segment("head", fails, reads=[f"h{LAYERS % 2}"], rows=[replay.Rows("logits")])]
+    )
+    assert [(e.segment, e.hazard) for e in p.verify(inputs(), end=4)] == [("head", "raises")]
+
+
+# --- what capture refuses ---------------------------------------------------------------------------------------------
+
+
+def nothing(step):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("parts", "hazard"),
+    [
+        ([Segment("a", nothing, writes=["h0"]), Segment("b", nothing, reads=["h0"], writes=["h0"])], "in_place"),
+        ([Segment("a", nothing, reads=["h0"]), Segment("b", nothing, writes=["h0"])], "no_producer"),
+        ([Segment("a", nothing, writes=["h0"]), Segment("b", nothing, writes=["h0"])], "stale_boundary"),
+        ([Segment("a", nothing, writes=["h0"]), Segment("b", nothing, reads=["tokens"])], "stale_boundary"),
+    ],
+)
+def test_hazards_that_the_declaration_shows(parts, hazard):
+    with pytest.raises(replay.PlanError) as error:
+        plan(segments=parts)
+    assert error.value.hazard == hazard
+
+
+def test_two_names_of_one_memory_are_in_place():
+    x = torch.zeros(8)
+    parts = [Segment("a", nothing, writes=["x"]), Segment("b", nothing, reads=["x"], writes=["y"])]
+    with pytest.raises(replay.PlanError, match="same memory"):
+        plan(segments=parts, buffers={"x": x[:6], "y": x[4:]}, inputs=[], outputs=["y"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segments": [Segment("a", nothing, reads=["none"])]}, "buffers: got none for 'none'"),
+        ({"segments": [Segment("a", nothing), Segment("a", nothing)]}, "two of the name 'a'"),
+        ({"inputs": ["h0"]}, "inputs: got 'h0'"),
+        ({"outputs": ["none"]}, "outputs: got 'none'"),
+        ({"fingerprint": b"x"}, "fingerprint: got bytes"),
+        ({"backend": "tpu"}, "backend: got 'tpu'"),
+        ({"strategy": "none"}, "strategy: got 'none'"),
+        ({"timeout_ms": 0}, "timeout_ms: got 0"),
+        ({"buffers": {**buffers(), "h0": "no tensor"}}, "buffers['h0']: got str"),
+        ({"fingerprint": dataclasses.replace(FINGERPRINT, model="m" * 2000)}, "bytes of JSON"),
+    ],
+)
+def test_bad_arguments_of_capture(options, message):
+    with pytest.raises(ArgumentError) as error:
+        plan(**options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"fn": 3}, {"name": ""}, {"reads": "h0"}, {"rows": ["kv0"]}, {"writes": [1]}])
+def test_bad_segments(wrong):
+    with pytest.raises(ArgumentError, match=f"Segment: {next(iter(wrong))}: got"):
+        Segment(**{"name": "a", "fn": nothing, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"begin": -1}, "begin"), ({"begin": 4, "end": 4}, "end"), ({"end": 1 << 28}, "end"), ({"chunk": 0}, "chunk"),
+        ({"seed": -1}, "seed"), ({"seed": 1.0}, "seed"), ({"stop": 3}, "stop"), ({"retries": -1}, "retries"),
+        ({"deadline_ms": -1}, "deadline_ms"), ({"deadline_ms": "x"}, "deadline_ms"),
+        ({"inputs": {"h0": torch.zeros(1)}}, "inputs"), ({"inputs": {"tokens": torch.zeros(3)}}, "inputs['tokens']"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_run_touch_nothing(options, message):
+    p = plan()
+    before = state(p)
+    with pytest.raises(ArgumentError) as error:
+        p.run(options.pop("inputs", inputs()), **{**RUN, **options})
+    assert f"ReplayPlan.run: {message}: got" in str(error.value)
+    assert_state(p, before)
+    assert p.word.read() is None
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_stops_between_segments(want):
+    clock = faults.Clock()
+    parts = [dataclasses.replace(s, fn=lambda step, fn=s.fn: (clock.advance(1), fn(step))) for s in segments()]
+    p = plan(segments=parts, word=CursorWord(clock=clock))
+    stopped = p.run(inputs(), deadline_ms=7, **RUN)
+    assert (stopped.reason, len(stopped.executed), stopped.error) == ("deadline", 7, None)
+    assert (stopped.cursor.position, stopped.cursor.layer) == (CHUNK, 2)
+    assert stopped.seconds == pytest.approx(0.007)
+    again = p.resume(stopped.cursor, deadline_ms=3)
+    assert (again.reason, len(again.executed)) == ("deadline", 3)
+    assert len(p.resume(again.cursor).executed) == TOTAL - 10
+    assert_state(p, want)
+
+
+def test_an_event_stops(want):
+    stop = threading.Event()
+    parts = segments()
+    parts[2] = dataclasses.replace(parts[2], fn=lambda step, fn=parts[2].fn: (stop.set(), fn(step)))
+    p = plan(segments=parts)
+    stopped = p.run(inputs(), stop=stop, **RUN)
+    assert (stopped.reason, len(stopped.executed)) == ("stop", 3)
+    assert p.resume(stopped.cursor, stop=lambda: False).done
+    assert_state(p, want)
+
+
+def failing(error, times):
+    """The second segment raises on its second chunk, so often."""
+    parts, left = segments(), [times]
+    fn = parts[1].fn
+
+    def fails(step):
+        if step.position == CHUNK and left[0]:
+            left[0] -= 1
+            raise error
+        fn(step)
+
+    return [parts[0], dataclasses.replace(parts[1], fn=fails), *parts[2:]]
+
+
+def test_retries(want):
+    p = plan(segments=failing(OSError, 2))
+    assert p.run(inputs(), retries=2, **RUN).done
+    assert_state(p, want)
+
+
+def test_what_is_no_exception_passes_through_and_leaves_a_cursor(want):
+    p = plan(segments=failing(KeyboardInterrupt, 1))
+    with pytest.raises(KeyboardInterrupt):
+        p.run(inputs(), **RUN)
+    cursor = p.cursor()
+    assert (cursor.layer, cursor.position) == (1, CHUNK)
+    assert p.resume(cursor).done
+    assert_state(p, want)
+
+
+def test_a_last_chunk_that_is_shorter():
+    whole, p = plan(), plan()
+    whole.run(inputs(), end=14, chunk=CHUNK)
+    with faults.stop_at(p, TOTAL - 2):
+        stopped = p.run(inputs(), end=14, chunk=CHUNK)
+    assert p.resume(stopped.cursor).done
+    assert p.cursor() is None
+    for name in (
+        "logits",
+        *(f"kv{i}" for i in range(LAYERS)),
+    ):  # of a boundary buffer only the chunk's rows mean something
+        assert_same_bits(p.tensors[name], whole.tensors[name], name)
+
+
+# --- what resume refuses ----------------------------------------------------------------------------------------------
+
+
+def interrupted(index=7, **options):
+    p = plan(**options)
+    with faults.stop_at(p, index):
+        return p, p.run(inputs(), **RUN).cursor
+
+
+def refused(p, cursor, error, text=""):
+    """Refused, and explained so, and nothing was touched."""
+    before = state(p)
+    with pytest.raises(error) as raised:
+        p.resume(cursor)
+    assert text in str(raised.value)
+    assert_state(p, before)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"epoch": 2}, "of run 2, the last one here is run 1"), ({"layer": LAYERS + 2}, "layer 5"),
+     ({"position": TOKENS}, "position 16"), ({"position": 3}, "position 3"), ({"rng": 5}, "seed 5"),
+     ({"plan": 1}, "other segments or buffers"), ({"boot": 1}, "started again"), ({"layer": 1}, "gone on")],
+)  # fmt: skip
+def test_cursors_that_do_not_fit(change, text):
+    p, cursor = interrupted()
+    if change == {"boot": 1}:
+        change = {"boot": cursor.boot ^ 1}
+    wrong = dataclasses.replace(cursor, **change)
+    refused(p, wrong, StaleCursor, text)
+    assert p.resume(cursor).done
+
+
+def test_a_cursor_is_used_up():
+    p, cursor = interrupted()
+    p.resume(cursor)
+    refused(p, cursor, StaleCursor, "gone on")
+
+
+def test_damaged_bytes():
+    p, cursor = interrupted()
+    data = bytearray(cursor.to_bytes())
+    data[20] ^= 1
+    refused(p, bytes(data), StaleCursor, "damaged")
+
+
+def test_a_torn_word():
+    p, cursor = interrupted()
+    faults.tear(p, cursor, dataclasses.replace(cursor, position=cursor.position + CHUNK, layer=0), low=2)
+    refused(p, cursor, StaleCursor, "damaged")
+    with pytest.raises(StaleCursor):
+        p.cursor()
+
+
+@pytest.mark.parametrize(("age", "fine"), [(0, True), (8499, True), (8500, False), (8501, False)])
+def test_the_time_out(age, fine, want):
+    clock = faults.Clock()
+    p, cursor = interrupted(word=CursorWord(clock=clock))
+    clock.advance(age)
+    if fine:
+        assert p.resume(cursor).done
+    else:
+        refused(p, cursor, replay.CursorExpired, f"{age} ms old, the limit is 8500 ms")
+        assert "refused" in str(p.explain(cursor))
+        result = p.resume(cursor, on_mismatch="recompute")
+        assert (result.status, len(result.executed), result.epoch) == ("fallback", TOTAL, 2)
+        assert "8500 ms" in result.reasons[0]
+    assert_state(p, want)
+
+
+def test_a_clock_that_went_back():
+    clock = faults.Clock()
+    p, cursor = interrupted(word=CursorWord(clock=clock))
+    clock.advance(-1)
+    refused(p, cursor, StaleCursor, "clock")
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(replay.Fingerprint)])
+def test_each_field_of_the_fingerprint(tmp_path, field, want):
+    """The word is there, the model or the settings are others."""
+    held = buffers()
+    p, cursor = interrupted(word=CursorWord(tmp_path / "word"), buffers=held)
+    p.word.close()
+    saved = getattr(FINGERPRINT, field)
+    live = saved + 1 if isinstance(saved, int) else saved + "x"
+    other = plan(
+        fingerprint=dataclasses.replace(FINGERPRINT, **{field: live}), word=CursorWord(tmp_path / "word"), buffers=held
+    )
+    error = refused(other, cursor, replay.FingerprintMismatch, field)
+    assert (error.field, error.saved, error.live) == (field, saved, live)
+    result = other.resume(cursor, on_mismatch="recompute")
+    assert (result.status, result.epoch) == ("fallback", 2)
+    assert_state(other, want)
+
+
+def test_strict_makes_a_fallback_an_error(monkeypatch):
+    from sic_kernels.runtime import config
+
+    clock = faults.Clock()
+    p, cursor = interrupted(word=CursorWord(clock=clock))
+    clock.advance(9000)
+    monkeypatch.setattr(config, "_current", dataclasses.replace(config.current(), strict=True))
+    with pytest.raises(replay.CursorExpired):
+        p.resume(cursor, on_mismatch="recompute")
+
+
+def test_buffers_of_a_dead_process(tmp_path, monkeypatch):
+    p, _ = interrupted(word=CursorWord(tmp_path / "word"))
+    p.word.close()
+    monkeypatch.setattr("sic_kernels.replay.plan.PROCESS", 1)
+    again = plan(word=CursorWord(tmp_path / "word"))
+    for on_mismatch in ("raise", "recompute"):
+        with pytest.raises(StaleCursor, match="died with its process"):
+            again.resume(again.cursor(), on_mismatch=on_mismatch)
+
+
+def test_a_tensor_that_moved():
+    p, cursor = interrupted()
+    p.tensors["h0"].set_(torch.zeros(CHUNK, 8))
+    refused(p, cursor, StaleCursor, "buffer 'h0'")
+    with pytest.raises(StaleCursor, match="buffer 'h0'"):
+        p.run(inputs(), **RUN)
+
+
+def test_a_lost_context():
+    parts = segments()
+
+    def lost(step):
+        raise replay.ContextPoisoned("an illegal memory access was encountered")
+
+    p = plan(segments=[*parts[:2], dataclasses.replace(parts[2], fn=lost), *parts[3:]])
+    with pytest.raises(replay.ContextPoisoned, match="segment 'layer 1': an illegal"):
+        p.run(inputs(), **RUN)
+    for call in (lambda: p.run(inputs(), **RUN), lambda: p.resume(Cursor(2, 0, 1, FINGERPRINT.digest))):
+        with pytest.raises(replay.ContextPoisoned, match="lost in segment 'layer 1'"):
+            call()
+
+
+def test_bad_resume_arguments():
+    p, cursor = interrupted()
+    with pytest.raises(ArgumentError, match="on_mismatch: got 'ignore'"):
+        p.resume(cursor, on_mismatch="ignore")
+    with pytest.raises(ArgumentError, match="cursor: got int"):
+        p.resume(3)
+    with pytest.raises(ArgumentError, match="stop: got int"):
+        p.resume(cursor, stop=3)
+    assert p.resume(cursor).done
+
+
+# --- around it --------------------------------------------------------------------------------------------------------
+
+
+def test_explain():
+    p, cursor = interrupted(7)
+    found = p.explain(cursor)
+    assert found.refusal is None
+    assert next(iter(found.remaining)) == (CHUNK, "layer 1")
+    assert str(found) == f"runs {TOTAL - 7} segments, from 'layer 1' at token {CHUNK}"
+    assert p.resume(cursor.to_bytes()).done
+
+
+def test_metrics_and_trace():
+    metrics.reset()
+    p, cursor = interrupted(7)
+    with trace.trace() as step:
+        p.resume(cursor)
+    with pytest.raises(StaleCursor):
+        p.resume(cursor)
+    assert metrics.get("sic_cursor_recovery_rate").read()[""] == metrics.Value(1, 2)
+    assert metrics.get("sic_graph_replay_ratio").read()[""] == metrics.Value(7, TOTAL)
+    assert [(r["op"], r["first"], r["last"]) for r in step.records] == [("replay.resume", 7, TOTAL)]
+
+
+def test_eight_threads(want):
+    """Each with a plan of its own, and all with one plan: calls of one plan wait for each other."""
+    shared, problems = plan(), []
+
+    def work(own, n):
+        try:
+            for i in range(25):
+                with faults.stop_at(own, (n + i) % TOTAL):
+                    stopped = own.run(inputs(), **RUN)
+                assert own.resume(stopped.cursor).done
+                assert_state(own, want)
+                assert shared.run(inputs(), **RUN).done
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(plan(), n)) for n in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert problems == []
+    assert_state(shared, want)
+
+
+def test_not_from_within():
+    holder = []
+    parts = segments()
+    parts[0] = dataclasses.replace(parts[0], fn=lambda step: holder[0].run(inputs(), **RUN))
+    holder.append(plan(segments=parts))
+    stopped = holder[0].run(inputs(), **RUN)
+    assert "from within a segment" in str(stopped.error)
+
+
+def test_not_after_a_fork():
+    p = plan()
+    child = os.fork()
+    if child == 0:
+        try:
+            p.run(inputs(), **RUN)
+        except SicError as error:
+            os._exit(7 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert p.run(inputs(), **RUN).done
+
+
+def test_plans_are_captured():
+    with pytest.raises(TypeError):
+        replay.ReplayPlan()
+    assert layer(0, weights()[0]).names == ("h0", "h1", "kv0")
