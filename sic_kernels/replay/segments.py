@@ -104,7 +104,7 @@ class Buffer:
     @property
     def survives(self) -> bool:
         """Whether it outlives the process."""
-        return self.block and self.source.pool.backing is not None
+        return self.block and self.source.survives
 
     def _identity(self) -> tuple[Any, ...]:
         x = self.source

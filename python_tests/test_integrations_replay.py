@@ -1,0 +1,193 @@
+"""A transformers model in segments: the model's own bits, interrupted anywhere, also by kill -9."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
+pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
+
+from transformers import DynamicCache, LlamaForCausalLM
+
+from sic_kernels import replay
+from sic_kernels.integrations.layers import LayeredModel
+from sic_kernels.integrations.replay import ReplayRunner, fingerprint_of
+from sic_kernels.replay import faults
+from sic_kernels.runtime.errors import ArgumentError
+from sic_kernels.testing import assert_same_bits
+
+pytestmark = pytest.mark.usefixtures("keep_threads")
+
+IDS = torch.tensor([(7 * i + 3) % 128 for i in range(40)])
+CHUNK, CAPACITY = 16, 64
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    torch.set_num_threads(1)
+    return LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+def runner(model, pool=None, **options):
+    pool = replay.MemoryPool(1 << 20) if pool is None else pool
+    return ReplayRunner(model, pool, capacity=CAPACITY, chunk=CHUNK, **options)
+
+
+@torch.inference_mode()
+def plain(model, count):
+    """Logits after the prompt, in the same chunks, and greedy tokens, by the model itself."""
+    cache = DynamicCache(config=model.config)
+    for at in range(0, len(IDS), CHUNK):
+        logits = model(input_ids=IDS[None, at : at + CHUNK], past_key_values=cache, use_cache=True).logits[0, -1]
+    first, tokens = logits, []
+    for _ in range(count):
+        tokens.append(int(logits.argmax()))
+        logits = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True).logits[0, -1]
+    return first, tokens
+
+
+def test_the_models_own_bits(model):
+    logits, tokens = plain(model, 8)
+    r = runner(model)
+    assert r.prefill(IDS).done
+    assert_same_bits(r.logits, logits, "logits")
+    assert r.generate(8) == tokens
+
+
+def test_segments_can_be_repeated(model):
+    r = runner(model)
+    r.prefill(IDS)
+    tokens = torch.zeros(CAPACITY, dtype=torch.int64)
+    tokens[:40] = IDS
+    assert r.plan.verify({"tokens": tokens}, begin=16, end=32) == []
+
+
+@pytest.mark.parametrize("index", range(12))
+def test_stopped_anywhere(model, index):
+    logits, tokens = plain(model, 4)
+    r = runner(model)
+    with faults.stop_at(r.plan, index):
+        stopped = r.prefill(IDS)
+    assert not stopped.done
+    result = r.resume(stopped.cursor)
+    assert len(result.executed) == 12 - index
+    assert_same_bits(r.logits, logits, "logits")
+    with faults.stop_at(r.plan, index % 4):
+        stopped = r.step(tokens[0])
+    assert r.resume(stopped.cursor).done
+    assert r.generate(3) == tokens[1:]
+
+
+def test_a_deadline_in_generate(model):
+    r = runner(model)
+    r.prefill(IDS)
+    assert r.generate(5, deadline_ms=0) != []
+    assert r.cursor() is not None
+    with faults.stop_at(r.plan, 2), pytest.raises(faults.Injected):
+        r.generate(2)
+
+
+PROGRAM = textwrap.dedent("""
+    import sys, time
+    import torch
+    torch.set_num_threads(1)
+    from transformers import LlamaForCausalLM
+    from sic_kernels import replay
+    from sic_kernels.integrations.replay import ReplayRunner
+    folder, state, stop = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    pool = replay.MemoryPool(1 << 20, backing=state + "/pool")
+    r = ReplayRunner(model, pool, capacity=64, chunk=16, word=replay.CursorWord(state + "/word"))
+    ids = torch.tensor([(7 * i + 3) % 128 for i in range(40)])
+    if stop >= 0:
+        calls = [0]
+        engine_run = r.plan.engine.run
+        def run(layer, position):
+            if calls[0] == stop:
+                print("here", flush=True)
+                time.sleep(60)
+            calls[0] += 1
+            engine_run(layer, position)
+        r.plan.engine.run = run
+        r.prefill(ids)
+    else:
+        cursor = r.cursor()
+        result = r.resume(cursor)
+        print(cursor.layer, cursor.position, len(result.executed), r.generate(4))
+""")
+
+
+def start(folder, state, stop):
+    env = {**os.environ, "PYTHONPATH": str(Path(replay.__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, folder, str(state), str(stop)], stdout=subprocess.PIPE, text=True, env=env
+    )
+
+
+@pytest.mark.parametrize("stop", [1, 6])
+def test_kill_nine(model, folder, tmp_path, stop):
+    """Another process goes on at the segment in which the first was killed."""
+    first = start(folder, tmp_path, stop)
+    assert first.stdout.readline() == "here\n"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = start(folder, tmp_path, -1)
+    said = second.communicate(timeout=120)[0]
+    assert second.returncode == 0
+    assert said == f"{stop % 4} {stop // 4 * 16} {12 - stop} {plain(model, 4)[1]}\n"
+
+
+def test_blocks_of_another_model_are_refused(model):
+    pool = replay.MemoryPool(1 << 20)
+    runner(model, pool)
+    with pytest.raises(ArgumentError, match=r"pool block 'run.tokens'"):
+        ReplayRunner(model, pool, capacity=CAPACITY + 1, chunk=CHUNK)
+    ReplayRunner(model, pool, capacity=CAPACITY, chunk=CHUNK, name="other")
+
+
+def test_a_pool_that_is_too_small_keeps_nothing(model):
+    pool = replay.MemoryPool(1 << 14)
+    with pytest.raises(replay.PoolExhausted):
+        runner(model, pool)
+    assert pool.stats().blocks == 0
+
+
+def test_bad_arguments(model):
+    r = runner(model)
+    for call, message in [
+        (lambda: r.prefill(torch.zeros(65, dtype=torch.int64)), "ids: got 65 tokens"),
+        (lambda: r.prefill(torch.zeros(3)), "ids: got float32"),
+        (lambda: r.step(-1), "token: got -1"),
+        (lambda: runner(torch.nn.Linear(2, 2)), "model: got Linear"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            call()
+    r.prefill(torch.zeros(64, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="the 65th"):
+        r.step(1)
+
+
+def test_fingerprints_differ(model, folder):
+    one = fingerprint_of(model, 600)
+    assert (one.dtype, one.quantisation, one.context_bucket) == ("float32", "none", 1024)
+    assert one == fingerprint_of(LlamaForCausalLM.from_pretrained(folder), 600)
+    other = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        other.model.embed_tokens.weight.add_(1)
+    assert list(fingerprint_of(other, 600).diff(one)) == ["revision"]
+
+
+def test_layers_alone(model):
+    m = LayeredModel(model)
+    kv = [torch.zeros(m.kv_shape(16)) for _ in range(m.layers)]
+    h = m.embed(IDS[:5])
+    for i in range(m.layers):
+        h = m.layer(i, h, 0, kv[i])
+    with torch.inference_mode():
+        assert_same_bits(m.logits(h), model(input_ids=IDS[None, :5]).logits[0], "logits")

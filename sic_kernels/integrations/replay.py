@@ -1,0 +1,171 @@
+"""A transformers model as a `ReplayPlan`: prefill and decoding that stop anywhere and go on there, also after kill -9.
+
+    pool = sic.replay.MemoryPool(256 << 20, backing="state.pool")
+    runner = ReplayRunner(model, pool, capacity=4096, word=sic.replay.CursorWord("state.word"))
+    outcome = runner.prefill(ids, deadline_ms=50)
+    while not outcome.done:
+        outcome = runner.resume(outcome.cursor)
+    runner.generate(64)
+
+A second process that opens the same two files finds `runner.cursor()` where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from ..replay import CursorWord, Fingerprint, Interrupted, ReplayPlan, Result, Rows, Segment, Step, context_bucket
+from ..runtime.arguments import integer, tensor
+from ..runtime.errors import ArgumentError
+from .layers import LayeredModel
+
+Tensor = torch.Tensor
+
+CHUNK = 512  # tokens of a chunk of the prefill
+
+
+def fingerprint_of(model: Any, capacity: int) -> Fingerprint:
+    """Of a transformers model: name, commit or a digest of a sample of the weights, type, bucket of the context."""
+    config = model.config
+    weight = model.get_input_embeddings().weight
+    sample = weight.detach().flatten()[:: max(1, weight.numel() // 4096)].float().cpu().numpy().tobytes()
+    digest = hashlib.blake2b(sample, digest_size=8).hexdigest()
+    quantisation = getattr(getattr(config, "quantization_config", None), "quant_method", None)
+    return Fingerprint(
+        config.name_or_path or type(model).__name__, getattr(config, "_commit_hash", None) or digest,
+        str(weight.dtype).removeprefix("torch."), str(quantisation or "none"), context_bucket(capacity),
+    )  # fmt: skip
+
+
+class ReplayRunner:
+    """One sequence of up to `capacity` tokens. Segments: the embedding, each layer, the head; two boundary buffers in turn.
+
+    Everything that a later segment reads lies in the pool under the names `name`.tokens, .h0, .h1, .kv.<layer>, .logits; blocks
+    of these names that a backed pool holds already are taken over. Greedy tokens and logits are those of the model itself in the
+    same chunks. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pool: Any,
+        *,
+        capacity: int,
+        chunk: int = CHUNK,
+        word: CursorWord | None = None,
+        fingerprint: Fingerprint | None = None,
+        timeout_ms: int | None = None,
+        name: str = "run",
+    ) -> None:
+        self.model, self.pool, self.name = LayeredModel(model), pool, name
+        self.capacity = integer("ReplayRunner", "capacity", capacity, 1, "an integer, 1 or more")
+        self.chunk = integer("ReplayRunner", "chunk", chunk, 1, "an integer, 1 or more")
+        self.buffers = self._buffers()
+        self.plan = ReplayPlan.capture(
+            self._segments(), buffers=self.buffers, inputs=["tokens"],
+            fingerprint=fingerprint or fingerprint_of(model, capacity), word=word, timeout_ms=timeout_ms,
+        )  # fmt: skip
+        record = self.plan.word.read()
+        self.length = 0 if record is None else record[1].position  # tokens whose keys and values are complete
+
+    def _buffers(self) -> dict[str, Any]:
+        m = self.model
+        states = (min(self.chunk, self.capacity), m.hidden)
+        wanted: dict[str, tuple[tuple[int, ...], torch.dtype, str]] = {
+            "tokens": ((self.capacity,), torch.int64, "boundary"),
+            "h0": (states, m.dtype, "boundary"),
+            "h1": (states, m.dtype, "boundary"),
+            "logits": ((m.vocab,), m.dtype, "boundary"),
+            **{f"kv.{i}": (m.kv_shape(self.capacity), m.dtype, "kv") for i in range(m.layers)},
+        }
+        there = {block.name: block for block in self.pool.blocks()}
+        with self.pool.all_or_nothing():
+            return {name: self._block(there, f"{self.name}.{name}", *what) for name, what in wanted.items()}
+
+    def _block(self, there: dict[str, Any], name: str, shape: tuple[int, ...], dtype: torch.dtype, part: str) -> Any:
+        found = there.get(name)
+        if found is None:
+            return self.pool.alloc(shape, dtype=dtype, part=part, name=name)
+        if (found.shape, found.dtype) != (shape, dtype):
+            got = f"{found.dtype}{list(found.shape)}"
+            raise ArgumentError.of("ReplayRunner", f"pool block {name!r}", got, f"{dtype}{list(shape)}")
+        return found
+
+    def _segments(self) -> list[Segment]:
+        m = self.model
+
+        def embed(step: Step) -> None:
+            step["h0"][: step.count] = m.embed(step["tokens"][step.position : step.end])
+
+        def layer(i: int) -> Segment:
+            source, target, kv = f"h{i % 2}", f"h{(i + 1) % 2}", f"kv.{i}"
+
+            def run(step: Step) -> None:
+                step[target][: step.count] = m.layer(i, step[source][: step.count], step.position, step[kv])
+
+            return Segment(f"layer.{i}", run, reads=[source], writes=[target], rows=[Rows(kv, 2)])
+
+        last = f"h{m.layers % 2}"
+
+        def head(step: Step) -> None:
+            step["logits"].copy_(m.logits(step[last][step.count - 1 : step.count])[0])
+
+        return [
+            Segment("embed", embed, reads=["tokens"], writes=["h0"]),
+            *(layer(i) for i in range(m.layers)),
+            Segment("head", head, reads=[last], writes=["logits"]),
+        ]
+
+    # --- running ----------------------------------------------------------------------------------------------------------
+
+    def prefill(self, ids: Any, **options: Any) -> Result | Interrupted:
+        """The prompt, int64 [n], from position 0 on, in chunks; options: those of `ReplayPlan.run`."""
+        ids = tensor("ReplayRunner.prefill", "ids", ids, (torch.int64,), (-1,))
+        if not 1 <= len(ids) <= self.capacity:
+            raise ArgumentError.of("ReplayRunner.prefill", "ids", f"{len(ids)} tokens", f"1 to {self.capacity}")
+        self.plan.tensors["tokens"][: len(ids)] = ids
+        return self._done(self.plan.run(end=len(ids), chunk=min(self.chunk, len(ids)), **options))
+
+    def step(self, token: int, **options: Any) -> Result | Interrupted:
+        """One more token; the logits of the next are then in `logits`."""
+        if self.length >= self.capacity:
+            raise ArgumentError.of(
+                "ReplayRunner.step", "token", f"the {self.length + 1}th", f"at most {self.capacity} tokens"
+            )
+        self.plan.tensors["tokens"][self.length] = integer("ReplayRunner.step", "token", token, 0, "the id of a token")
+        return self._done(self.plan.run(begin=self.length, end=self.length + 1, **options))
+
+    def resume(self, cursor: Any, **options: Any) -> Result | Interrupted:
+        """What is missing of the run that the cursor belongs to; options: those of `ReplayPlan.resume`."""
+        return self._done(self.plan.resume(cursor, **options))
+
+    def cursor(self) -> Any:
+        """Where the last run goes on, also that of a process that died; None where it is done."""
+        return self.plan.cursor()
+
+    def generate(self, count: int, **options: Any) -> list[int]:
+        """`count` greedy tokens. Raises what a segment raised; a deadline or a stop ends it early, and the list is shorter."""
+        tokens: list[int] = []
+        for _ in range(count):
+            tokens.append(int(self.logits.argmax()))
+            outcome = self.step(tokens[-1], **options)
+            if isinstance(outcome, Interrupted):
+                if outcome.error is not None:
+                    raise outcome.error
+                break
+        return tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the token after the last, [V]; overwritten by the next step."""
+        return self.plan.tensors["logits"]
+
+    def _done(self, outcome: Result | Interrupted) -> Result | Interrupted:
+        if outcome.done:
+            last = self.plan.word.read()
+            assert last is not None
+            self.length = last[0].end
+        return outcome
