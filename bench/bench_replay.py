@@ -1,0 +1,153 @@
+"""Replay: what marks cost, what resuming costs in the same process and after kill -9, against saving and loading the state."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+
+import pytest
+import torch
+
+from sic_kernels import replay
+from sic_kernels.cli import _kill
+from sic_kernels.cli._replay_process import Job
+from sic_kernels.integrations.replay import ReplayRunner
+from sic_kernels.replay.cursor_word import RunRecord
+
+TOKENS, CHUNK = 4096, 512
+SEGMENTS = 32  # of SmolLM2: embedding, 30 layers, head
+KILLED_AT = 4 * SEGMENTS + 16  # the middle of the prefill
+
+
+@functools.cache
+def model():
+    models = pytest.importorskip("sic_kernels.models")
+    try:
+        return models.load()
+    except models.MissingExtra as error:
+        pytest.skip(str(error))
+
+
+def prompt(count):
+    from sic_kernels import models
+
+    return model().tokens(models.text("hamlet"), count)[0]
+
+
+def runner(capacity=TOKENS):
+    pool = replay.MemoryPool(400 << 20)
+    return ReplayRunner(model().model, pool, capacity=capacity, chunk=CHUNK)
+
+
+def bench_marks(benchmark, fact):
+    """A mark alone, and what a plan adds to a decode step: marks, checks, the loop."""
+    word = replay.CursorWord()
+    word.begin(RunRecord(1, 0, 4096, 512, 0, 0, replay.Fingerprint("m")))
+    benchmark.pedantic(lambda: [word.mark(1, 7, 512) for _ in range(1000)], rounds=50, warmup_rounds=2)
+    r = runner(1024)
+    r.prefill(prompt(512))
+    steps, work = [], []
+    timed_segments(r, work)
+    for _ in range(12):
+        begin, before = time.perf_counter(), sum(work)
+        r.generate(1)
+        steps.append((time.perf_counter() - begin, sum(work) - before))
+    if benchmark.stats is None:
+        return
+    mark = benchmark.stats.stats.median / 1000
+    step = statistics.median(s for s, _ in steps)
+    added = statistics.median(s - w for s, w in steps)
+    share = SEGMENTS * mark / step
+    fact("a mark of the progress word", f"{1e9 * mark:.0f} ns", ns=1e9 * mark)
+    fact(f"{SEGMENTS} marks beside a decode step of SmolLM2", f"{share:.4%} ({1e6 * SEGMENTS * mark:.1f} us of {1e3 * step:.1f} ms)",
+         target="< 0.5 %", reached=share < 0.005, share=share)  # fmt: skip
+    fact(
+        "a whole plan (marks, checks, timing of this benchmark) beside it",
+        f"{added / step:.3%} ({1e6 * added:.0f} us)",
+        us=1e6 * added,
+    )
+
+
+def timed_segments(r, work):
+    """The plan's engine with a clock around each segment's function; `work` gets the seconds of each."""
+
+    def timed(fn):
+        def run(step):
+            begin = time.perf_counter()
+            fn(step)
+            work.append(time.perf_counter() - begin)
+
+        return run
+
+    r.plan.engine.segments = tuple(dataclasses.replace(s, fn=timed(s.fn)) for s in r.plan.engine.segments)
+
+
+def bench_resume_in_process(benchmark, fact):
+    """From the call of resume to its return, without the missing segments themselves."""
+    r, left, work = runner(), [KILLED_AT], []
+
+    def stop():
+        left[0] -= 1
+        return left[0] < 0
+
+    stopped = r.prefill(prompt(TOKENS), stop=stop)
+    assert len(stopped.executed) == KILLED_AT
+    timed_segments(r, work)
+    overheads, cursor = [], stopped.cursor
+    outcome = None
+    while outcome is None or not outcome.done:  # in pieces of one chunk, each a resume
+        left[0] = SEGMENTS
+        del work[:]
+        begin = time.perf_counter()
+        outcome = r.resume(cursor, stop=stop)
+        overheads.append(time.perf_counter() - begin - sum(work))
+        cursor = getattr(outcome, "cursor", None)
+    benchmark.pedantic(r.cursor, rounds=20)
+    worst = 1e3 * max(overheads)
+    fact(f"resume at mid-prefill of {TOKENS} tokens, same process: overhead beyond the missing work, worst of {len(overheads)}",
+         f"{worst:.3f} ms", target="<= 1 ms", reached=worst <= 1, ms=worst)  # fmt: skip
+
+
+def bench_kill_nine(benchmark, fact):
+    model()
+    found = _kill.kill(Job("", TOKENS, CHUNK, KILLED_AT))
+    assert found.executed == TOKENS // CHUNK * SEGMENTS - KILLED_AT
+    whole = runner()
+    whole.prefill(prompt(TOKENS))
+    assert whole.generate(8) == found.answer
+    benchmark.pedantic(lambda: None, rounds=1)
+    ratio = found.loaded["torch"] / found.resumed
+    fact("kill -9 at mid-prefill, a new process: from the loaded model to the first missing segment", f"{1e3 * found.resumed:.1f} ms",
+         ms=1e3 * found.resumed)  # fmt: skip
+    for form, seconds in found.loaded.items():
+        aimed = {"target": ">= 4.8x", "reached": ratio >= 4.8} if form == "torch" else {}
+        fact(
+            f"the same, from a saved state: {form}",
+            f"{1e3 * seconds:.0f} ms ({seconds / found.resumed:.0f}x)",
+            **aimed,
+            ms=1e3 * seconds,
+        )
+    saving = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in found.saving.items())
+    fact("what had to be saved before, for those", f"{found.nbytes >> 20} MiB: {saving}", bytes=found.nbytes)
+    fact(
+        "the same, everything computed again",
+        f"{found.recomputed:.1f} s ({found.recomputed / found.resumed:.0f}x)",
+        s=found.recomputed,
+    )
+
+
+def bench_uniform(benchmark, fact):
+    """Counter-based random numbers beside torch's own."""
+    out = torch.empty(1 << 20)
+    replay.uniform(1, 2, 3, out=out)
+    assert 0 <= float(out.min()) < 1e-4 < 0.9999 < float(out.max()) < 1
+    begin = time.perf_counter()
+    for _ in range(20):
+        torch.rand(1 << 20, out=out)
+    peer = (time.perf_counter() - begin) / 20
+    benchmark.pedantic(lambda: replay.uniform(1, 2, 3, out=out), rounds=50, warmup_rounds=2)
+    if benchmark.stats is not None:
+        us = 1e6 * benchmark.stats.stats.median
+        fact("uniform, a million numbers", f"{us:.0f} us ({1e6 * peer / us:.1f}x torch.rand)", us=us)
