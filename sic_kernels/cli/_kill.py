@@ -37,7 +37,7 @@ class Killed:
 
 
 def kill(job: Job, formats: tuple[str, ...] = tuple(FILES)) -> Killed:
-    """Starts, kills and starts again, in a folder that is then gone; `job.folder` is where that folder is made ("": the usual place)."""
+    """Starts, kills and starts again, in a folder made in `job.folder` ("": the usual place) that is then gone."""
     with tempfile.TemporaryDirectory(dir=job.folder or None) as folder:
         job = dataclasses.replace(job, folder=folder)
         work = _killed(job)

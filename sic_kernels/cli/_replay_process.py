@@ -1,6 +1,6 @@
 """The processes of a kill: one is killed in the middle of a prefill, one goes on from its pool, one loads a saved state.
 
-    python -m sic_kernels.cli._replay_process prefill '{"folder": ..., "stop": 144, ...}'   waits for its death before that segment
+    python -m sic_kernels.cli._replay_process prefill '{"folder": ..., "stop": 144, ...}'   waits there for its death
     python -m sic_kernels.cli._replay_process save    '{...}'   the state of the dead one, as files
     python -m sic_kernels.cli._replay_process resume  '{...}'   from pool and progress word
     python -m sic_kernels.cli._replay_process load    '{"format": "torch", ...}'   from a file with the same state
