@@ -1,11 +1,13 @@
 """The hardware gate against made-up GPUs and file systems."""
 
+import sys
+
 import fake_nvml as fake
 import pytest
 from fake_nvml import FakeNvml
 
 import sic_kernels as sic
-from sic_kernels.runtime import extras, probe, probe_gpu
+from sic_kernels.runtime import probe, probe_gpu
 
 CPUINFO = "processor\t: 0\nmodel name\t: Test CPU\nflags\t\t: fpu avx2 fma f16c{more}\n\nprocessor\t: 1\n"
 UNSUPPORTED = fake.NVMLError_NotSupported("Not Supported")
@@ -140,10 +142,7 @@ def test_no_answer_is_unknown_and_unknown_is_no_pass(root, gpus, init, detail, c
 
 
 def test_without_the_package_the_remedy_is_named(root, monkeypatch):
-    def missing(module):
-        raise ModuleNotFoundError(name=module)
-
-    monkeypatch.setattr(extras.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     finding = probe.probe_hardware(root)["gpu"]
     assert finding.status == "unknown"
     assert "GPU findings need the package pynvml: pip install 'sic_kernels[nvml]'" in finding.detail
