@@ -39,6 +39,8 @@ PACKAGES = {
     "pytest": ("pytest", "tests", "pip install 'sic_kernels[test]'"),
     "pytest_benchmark": ("pytest-benchmark", "benchmarks", "pip install 'sic_kernels[bench]'"),
     "triton": ("triton", "the triton backend", "pip install 'sic_kernels[triton]'"),
+    "pynvml": ("nvidia-ml-py", "GPU findings", "pip install 'sic_kernels[nvml]'"),
+    "prometheus_client": ("prometheus-client", "metrics over HTTP", "pip install 'sic_kernels[prometheus]'"),
     "cupy": ("cupy", "CuPy arrays", "pip install 'sic_kernels[cupy]'"),
 }
 

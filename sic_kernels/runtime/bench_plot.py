@@ -8,15 +8,15 @@ import io
 import re
 from typing import Any
 
-from . import bench_report
+from . import bench_report, html_page
 from .errors import SicError
+from .html_page import FAINT, GREY, INK
 
 Row = dict[str, Any]
 
 # Told apart by most colour-blind people; the first are used most.
 COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#7b5ea7", "#8a8d00", "#5f6b73")
 MARKERS = "oDs^vP*Xh"
-INK, GREY, FAINT = "#1c2126", "#6a737b", "#d8dde1"
 WIDTH = 4.8  # inches: about a phone's width, so that text is as large there as anywhere
 GAP = 0.7  # between the bars of two ops
 STYLE: Any = {
@@ -54,51 +54,18 @@ def page(rows: list[Row], machine: dict[str, Any], peers: dict[str, str]) -> str
     with matplotlib.rc_context(STYLE):
         plots = [_roofline(ops)] if ops else []
         plots += [(_bars(shape, ops), "") for shape in dict.fromkeys(r["shape"] for r in ops if r["speedup"])]
-    figures = "\n".join(f"<figure>{svg}{_caption(text)}</figure>" for svg, text in plots)
+    figures = "\n".join(html_page.figure(svg, text) for svg, text in plots)
     parts = [f"<p>{'<br>'.join(map(html.escape, heading))}</p>", f"<main>{figures}</main>"]
     parts.append(f"<ul>{''.join(f'<li>{html.escape(n)}</li>' for n in notes)}</ul>")
-    parts += [_table(title, header, lines) for title, header, lines in tables]
-    return PAGE.replace("BODY", "\n".join(parts))
+    parts += [html_page.table(*each) for each in tables]
+    return html_page.document("sic_kernels: benchmarks", "\n".join(parts), _GRID)
 
 
-PAGE = f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>sic_kernels: benchmarks</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; background: #fff; max-width: 1180px; margin: 0 auto; padding: 1rem; }}
-h1 {{ font-size: 1.4rem; margin: 0; }}
-main {{ display: grid; gap: 1.5rem 2rem; align-items: start; }}
-main {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }}
-figure {{ margin: 0; max-width: 36rem; }}
-figcaption {{ color: {GREY}; font-size: 0.85rem; }}
-svg {{ display: block; width: 100%; height: auto; }}
-svg text {{ font-family: system-ui, sans-serif !important; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 0.82rem; white-space: nowrap; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid {FAINT}; }}
-summary {{ font-weight: 600; margin: 1rem 0 0.5rem; cursor: pointer; }}
-p, ul {{ color: {GREY}; font-size: 0.85rem; }}
-</style>
-<h1>sic_kernels: benchmarks</h1>
-BODY
-</html>
+_GRID = """\
+main { display: grid; gap: 1.5rem 2rem; align-items: start; }
+main { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
+figure { max-width: 36rem; }
 """
-
-
-def _caption(text: str) -> str:
-    return f"<figcaption>{html.escape(text)}</figcaption>" if text else ""
-
-
-def _table(title: str, header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    def row(tag: str, cells: tuple[str, ...]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c).replace(chr(10), '<br>')}</{tag}>" for c in cells) + "</tr>"
-
-    body = "\n".join([row("th", header), *(row("td", line) for line in lines)])
-    return (
-        f'<details open><summary>{html.escape(title)}</summary><div class="wide"><table>{body}</table></div></details>'
-    )
 
 
 def _svg(figure: Any) -> str:

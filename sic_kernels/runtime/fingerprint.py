@@ -59,7 +59,11 @@ class Fingerprint:
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
         """The fingerprint that `to_json` wrote; `ArgumentError` for anything else."""
+        names = {field.name for field in dataclasses.fields(cls)}
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
+            saved = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
             raise ArgumentError.of("Fingerprint", "text", repr(text[:80]), f"what to_json wrote ({error})") from None
+        if not isinstance(saved, dict) or saved.keys() != names:  # a missing field must not take this process's value
+            raise ArgumentError.of("Fingerprint", "text", repr(text[:80]), f"an object with the fields {sorted(names)}")
+        return cls(**saved)

@@ -20,9 +20,12 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .exporter import Exporter
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -104,6 +107,25 @@ class Metric:
                 raise ArgumentError.of(self.name, arg, value, "a finite number, not negative")
 
 
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Samples of one Prometheus name: label value ("" without a label) -> number, NaN where nothing was measured."""
+
+    name: str
+    kind: str  # gauge | counter
+    about: str
+    label: str | None
+    samples: dict[str, float]
+
+    def text(self) -> str:
+        about = self.about.replace("\\", r"\\").replace("\n", r"\n")
+        lines = [f"# HELP {self.name} {about}", f"# TYPE {self.name} {self.kind}"]
+        for key, value in self.samples.items():
+            label = "" if self.label is None else f'{{{self.label}="{_escape(key)}"}}'
+            lines.append(f"{self.name}{label} {_number(value)}")
+        return "\n".join(lines) + "\n"
+
+
 class Registry:
     """A set of metrics with unique names."""
 
@@ -156,33 +178,26 @@ class Registry:
             result[metric.name] = readings[""] if metric.label is None else {f"by_{metric.label}": readings}
         return result
 
-    def prometheus_text(self) -> str:
-        """Prometheus text exposition format 0.0.4: a gauge for the ratio and one family for each part."""
-        lines: list[str] = []
+    def families(self) -> Iterator[Family]:
+        """What Prometheus gets: of each metric a gauge for the ratio and a family for each part."""
         for metric in self._sorted():
             readings = metric.read()
             ending, kind = ("_total", "counter") if metric.kind == "counter" else ("", "gauge")
             ratios = {key: math.nan if v.ratio is None else v.ratio for key, v in readings.items()}
             tops = {key: v.numerator for key, v in readings.items()}
             bottoms = {key: v.denominator for key, v in readings.items()}
-            lines += _family(metric, metric.name, "gauge", metric.about, ratios)
-            lines += _family(metric, f"{metric.name}_numerator{ending}", kind, metric.numerator, tops)
-            lines += _family(metric, f"{metric.name}_denominator{ending}", kind, metric.denominator, bottoms)
-        return "\n".join(lines) + "\n" if lines else ""
+            yield Family(metric.name, "gauge", metric.about, metric.label, ratios)
+            yield Family(f"{metric.name}_numerator{ending}", kind, metric.numerator, metric.label, tops)
+            yield Family(f"{metric.name}_denominator{ending}", kind, metric.denominator, metric.label, bottoms)
+
+    def prometheus_text(self) -> str:
+        """Text exposition format 0.0.4 of all `families`."""
+        return "".join(family.text() for family in self.families())
 
     def reset(self) -> None:
         """Every metric back to nothing counted (tests, or a new measuring window)."""
         for metric in self._sorted():
             metric.reset()
-
-
-def _family(metric: Metric, name: str, kind: str, about: str, values: dict[str, float]) -> list[str]:
-    about = about.replace("\\", r"\\").replace("\n", r"\n")
-    lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-    for key, value in values.items():
-        label = "" if metric.label is None else f'{{{metric.label}="{_escape(key)}"}}'
-        lines.append(f"{name}{label} {_number(value)}")
-    return lines
 
 
 def _escape(text: str) -> str:
@@ -209,13 +224,13 @@ register("sic_slice_read_ratio", "Share of the KV bytes that were read, index in
          "bytes read", "bytes of the visible keys and values")
 register("sic_cursor_recovery_rate", "Share of resumed cursors that went on where they stopped.",
          "cursors resumed", "cursors presented")
-register("sic_hash_collision_ratio", "Share of look-ups whose digest matched but whose tokens did not.",
+register("sic_hash_collision_rate", "Share of look-ups whose digest matched but whose tokens did not.",
          "digest collisions", "look-ups")
 register("sic_index_hit_ratio", "Share of block look-ups that found their block.",
          "blocks found", "look-ups")
 register("sic_index_eviction_ratio", "Blocks evicted per block inserted.",
          "blocks evicted", "blocks inserted")
-register("sic_pool_utilisation_ratio", "Share of the reserved pool in use.",
+register("sic_mem_pool_utilization", "Share of the reserved pool in use.",
          "bytes in use", "bytes reserved", kind="gauge")
 register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
          "segments replayed", "segments needed")
@@ -238,6 +253,17 @@ register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one."
 register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",
          "seconds in predictions", "predictions")
 # fmt: on
+
+
+def serve(port: int, addr: str = "127.0.0.1") -> Exporter:
+    """Answer Prometheus at http://addr:port/metrics with the registry, from a thread of its own, until `close()`.
+
+    port: 0 takes a free one (`Exporter.port`). Needs prometheus_client (extra `prometheus`; `SicError` with the remedy
+    without it). The default address is reached from this machine only: there is no authentication.
+    """
+    from .exporter import Exporter  # its package is optional
+
+    return Exporter(REGISTRY, port, addr)
 
 
 # --- what a runner measures itself ------------------------------------------------------------------------------------
