@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -372,6 +373,16 @@ def test_the_time_out(age, fine, want):
     assert_state(p, want)
 
 
+def test_only_the_monotonic_clock(monkeypatch):
+    def wall(*args):
+        raise AssertionError("the wall clock can be set")
+
+    for name in ("time", "time_ns"):
+        monkeypatch.setattr(time, name, wall)
+    p, cursor = interrupted()
+    assert p.resume(cursor, deadline_ms=10_000).done
+
+
 def test_a_clock_that_went_back():
     clock = faults.Clock()
     p, cursor = interrupted(word=CursorWord(clock=clock))
@@ -475,18 +486,20 @@ def test_metrics_and_trace():
     assert [(r["op"], r["first"], r["last"]) for r in step.records] == [("replay.resume", 7, TOTAL)]
 
 
-def test_eight_threads(want):
-    """Each with a plan of its own, and all with one plan: calls of one plan wait for each other."""
-    shared, problems = plan(), []
+def test_eight_threads():
+    """Each with a plan of its own, and all with one plan, 200 calls each: calls of one plan wait for each other."""
+    shared, problems, one = plan(), [], {"end": CHUNK}
+    shared.run(inputs(), **one)
+    want = state(shared)
 
     def work(own, n):
         try:
-            for i in range(25):
-                with faults.stop_at(own, (n + i) % TOTAL):
-                    stopped = own.run(inputs(), **RUN)
+            for i in range(67):
+                with faults.stop_at(own, (n + i) % (LAYERS + 2)):
+                    stopped = own.run(inputs(), **one)
                 assert own.resume(stopped.cursor).done
                 assert_state(own, want)
-                assert shared.run(inputs(), **RUN).done
+                assert shared.run(inputs(), **one).done
         except Exception as error:
             problems.append(error)
 
