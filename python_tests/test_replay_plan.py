@@ -216,7 +216,7 @@ def test_bad_segments(wrong):
     ("options", "message"),
     [
         ({"begin": -1}, "begin"), ({"begin": 4, "end": 4}, "end"), ({"end": 1 << 28}, "end"), ({"chunk": 0}, "chunk"),
-        ({"seed": -1}, "seed"), ({"seed": 1.0}, "seed"), ({"stop": 3}, "stop"), ({"retries": -1}, "retries"),
+        ({"end": TOKENS + 1}, "end"), ({"seed": -1}, "seed"), ({"seed": 1.0}, "seed"), ({"stop": 3}, "stop"), ({"retries": -1}, "retries"),
         ({"deadline_ms": -1}, "deadline_ms"), ({"deadline_ms": "x"}, "deadline_ms"),
         ({"inputs": {"h0": torch.zeros(1)}}, "inputs"), ({"inputs": {"tokens": torch.zeros(3)}}, "inputs['tokens']"),
     ],
@@ -532,7 +532,17 @@ def test_not_after_a_fork():
     assert p.run(inputs(), **RUN).done
 
 
-def test_plans_are_captured():
-    with pytest.raises(TypeError):
-        replay.ReplayPlan()
+def test_bad_arguments_of_verify():
+    p = plan()
+    for options, name in (({"begin": -1}, "begin"), ({"begin": 4, "end": 4}, "end"), ({"end": TOKENS + 1}, "end")):
+        with pytest.raises(ArgumentError, match=f"ReplayPlan.verify: {name}: got"):
+            p.verify(inputs(), **options)
+
+
+def test_an_axis_that_is_not_there():
+    with pytest.raises(ArgumentError, match="axis 2"):
+        plan(segments=[*segments()[:-1], dataclasses.replace(segments()[-1], rows=[replay.Rows("logits", 2)])])
+
+
+def test_what_a_segment_names():
     assert layer(0, weights()[0]).names == ("h0", "h1", "kv0")

@@ -20,7 +20,8 @@ from .errors import (
     PoolExhausted,
     StaleCursor,
 )
-from .plan import Explanation, Interrupted, Progress, ReplayPlan, Result
+from .outcomes import Explanation, Interrupted, Progress, Result
+from .plan import ReplayPlan
 from .segments import Rows, Segment, Step
 
 __all__ = [

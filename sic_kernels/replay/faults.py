@@ -24,7 +24,8 @@ from .cursor import Cursor
 from .cursor_word import RunRecord
 from .engine import Engine
 from .errors import PoolExhausted
-from .plan import Interrupted, ReplayPlan
+from .outcomes import Interrupted
+from .plan import ReplayPlan
 from .verification import fill_bytes, same_bits
 
 Tensor = torch.Tensor

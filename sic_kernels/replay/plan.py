@@ -21,72 +21,13 @@ from .cursor import MAX_POSITIONS, Cursor, boot_id
 from .cursor_word import MAX_FINGERPRINT, PROCESS, CursorWord, RunRecord
 from .engine import CpuEngine, Engine
 from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, StaleCursor
+from .outcomes import Explanation, Interrupted, Progress, Result
 from .segments import Segment, bound, check_flow, digest_of
 
 Tensor = torch.Tensor
 
 _log = get_logger("replay")
 MISMATCH = {"raise": 0, "recompute": 1}
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """What a call of `run` or `resume` did: segments `first` up to `last`, counted over the whole run."""
-
-    names: tuple[str, ...]
-    begin: int
-    chunk: int
-    first: int
-    last: int
-
-    def __len__(self) -> int:
-        return self.last - self.first
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        """(position, name of the segment), in the order of execution."""
-        for i in range(self.first, self.last):
-            chunk, layer = divmod(i, len(self.names))
-            yield self.begin + chunk * self.chunk, self.names[layer]
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """A run that came to its end. status: "active", or "fallback" with the reasons: it was computed anew, not resumed."""
-
-    epoch: int
-    executed: Progress
-    seconds: float
-    status: str = "active"
-    reasons: tuple[str, ...] = ()
-
-    done = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Interrupted:
-    """A run that stopped. reason: "deadline", "stop" or "exception" (`error` has it); `cursor` says where it goes on."""
-
-    cursor: Cursor
-    reason: str
-    executed: Progress
-    seconds: float
-    error: Exception | None = None
-
-    done = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What resuming a cursor would run, and why it would be refused (None: it would not)."""
-
-    cursor: Cursor
-    remaining: Progress
-    refusal: CursorError | None
-
-    def __str__(self) -> str:
-        steps = list(self.remaining)
-        what = f"{len(steps)} segments" + (f", from {steps[0][1]!r} at token {steps[0][0]}" if steps else "")
-        return f"refused: {self.refusal}" if self.refusal else f"runs {what}"
 
 
 class ReplayPlan:
@@ -210,6 +151,7 @@ class ReplayPlan:
         if type(seed) is not int or not 0 <= seed < 1 << 64:
             raise ArgumentError.of(op, "seed", repr(seed), "an integer of 64 bits, 0 or more")
         limits = _Limits.of(op, deadline_ms, stop, retries)
+        self._check_rows(op, end)
         given = self._checked_inputs(inputs or {})
         with self._turn(op):
             self._check_alive()
@@ -298,9 +240,13 @@ class ReplayPlan:
         """
         from .verification import hazards
 
+        op = "ReplayPlan.verify"
+        begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
+        end = begin + 1 if end is None else integer(op, "end", end, begin + 1, "an integer above begin, below 2^28")
+        self._check_rows(op, end)
         given = self._checked_inputs(inputs or {})
-        with self._turn("ReplayPlan.verify"):
-            return hazards(self.segments, self.tensors, given, begin, begin + 1 if end is None else end, seed)
+        with self._turn(op):
+            return hazards(self.segments, self.tensors, given, begin, end, seed)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
@@ -329,6 +275,13 @@ class ReplayPlan:
                 got = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ArgumentError.of("ReplayPlan.run", f"inputs[{name!r}]", got, f"{want.dtype}{list(want.shape)}")
         return dict(inputs)
+
+    def _check_rows(self, op: str, end: int) -> None:
+        """Every buffer addressed by position has room for the tokens."""
+        for rows in (r for s in self.segments for r in s.rows):
+            room = self.tensors[rows.name].shape[rows.axis]
+            if end > room:
+                raise ArgumentError.of(op, "end", end, f"at most {room}, the rows of {rows.name!r}")
 
     def _check_alive(self) -> None:
         if self._poisoned is not None:

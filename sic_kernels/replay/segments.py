@@ -134,7 +134,15 @@ def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, 
                 raise ArgumentError.of(
                     "ReplayPlan.capture", "buffers", f"none for {name!r} of {segment.name!r}", "one for each name"
                 )
-    return {name: Buffer(name, source) for name, source in buffers.items()}
+    found = {name: Buffer(name, source) for name, source in buffers.items()}
+    for segment in segments:
+        for rows in segment.rows:
+            rank = found[rows.name].tensor.ndim
+            if type(rows.axis) is not int or not 0 <= rows.axis < rank:
+                raise ArgumentError.of(
+                    "ReplayPlan.capture", f"rows of {segment.name!r}", f"axis {rows.axis!r}", f"0 to {rank - 1}"
+                )
+    return found
 
 
 def check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outputs: Sequence[str]) -> None:
