@@ -216,7 +216,8 @@ def test_bad_segments(wrong):
     ("options", "message"),
     [
         ({"begin": -1}, "begin"), ({"begin": 4, "end": 4}, "end"), ({"end": 1 << 28}, "end"), ({"chunk": 0}, "chunk"),
-        ({"end": TOKENS + 1}, "end"), ({"seed": -1}, "seed"), ({"seed": 1.0}, "seed"), ({"stop": 3}, "stop"), ({"retries": -1}, "retries"),
+        ({"end": TOKENS + 1}, "end"), ({"seed": -1}, "seed"), ({"seed": 1.0}, "seed"),
+        ({"stop": 3}, "stop"), ({"retries": -1}, "retries"),
         ({"deadline_ms": -1}, "deadline_ms"), ({"deadline_ms": "x"}, "deadline_ms"),
         ({"inputs": {"h0": torch.zeros(1)}}, "inputs"), ({"inputs": {"tokens": torch.zeros(3)}}, "inputs['tokens']"),
     ],
