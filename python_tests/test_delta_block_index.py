@@ -479,7 +479,7 @@ def test_threads(digest):
 def test_metrics_are_fed_once():
     def read():
         snapshot = sic.metrics.snapshot()
-        names = ("sic_index_hit_ratio", "sic_hash_collision_ratio", "sic_index_eviction_ratio")
+        names = ("sic_index_hit_ratio", "sic_hash_collision_rate", "sic_index_eviction_ratio")
         return np.array([(snapshot[n]["numerator"], snapshot[n]["denominator"]) for n in names])
 
     index = BlockIndex(2, lambda message: b"x")

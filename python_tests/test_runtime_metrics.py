@@ -11,7 +11,7 @@ import sic_kernels as sic
 from sic_kernels.runtime.metrics import REGISTRY, Registry
 
 MISSION = {
-    "sic_slice_hit_ratio", "sic_cursor_recovery_ratio", "sic_hash_collision_ratio", "sic_pool_utilisation_ratio",
+    "sic_slice_hit_ratio", "sic_cursor_recovery_ratio", "sic_hash_collision_rate", "sic_mem_pool_utilization",
     "sic_graph_replay_ratio", "sic_redundancy_elimination_ratio", "sic_termination_accuracy_ratio",
     "sic_cache_hit_drift_ratio", "sic_token_efficiency_ratio", "sic_padding_efficiency_ratio",
     "sic_delta_size_ratio", "sic_prediction_latency_seconds",

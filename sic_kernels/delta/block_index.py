@@ -155,7 +155,7 @@ class BlockIndex:
             self._published = now
         lookups = now.hits + now.misses - before.hits - before.misses
         metrics.get("sic_index_hit_ratio").add(now.hits - before.hits, lookups)
-        metrics.get("sic_hash_collision_ratio").add(now.collisions - before.collisions, lookups)
+        metrics.get("sic_hash_collision_rate").add(now.collisions - before.collisions, lookups)
         metrics.get("sic_index_eviction_ratio").add(
             now.evictions - before.evictions, now.insertions - before.insertions
         )

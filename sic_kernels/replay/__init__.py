@@ -14,18 +14,30 @@ from .errors import (
     CursorExpired,
     FingerprintMismatch,
     PlanError,
+    PoolError,
     PoolExhausted,
     StaleCursor,
 )
+from .pool import Block, MemoryPool, PartStats, PoolStats
+from .slots import Slot, SlotStats, SlotStore, prefix_digest
 
 __all__ = [
+    "Block",
     "ContextPoisoned",
     "CursorError",
     "CursorExpired",
     "Fingerprint",
     "FingerprintMismatch",
+    "MemoryPool",
+    "PartStats",
     "PlanError",
+    "PoolError",
     "PoolExhausted",
+    "PoolStats",
+    "Slot",
+    "SlotStats",
+    "SlotStore",
     "StaleCursor",
     "context_bucket",
+    "prefix_digest",
 ]

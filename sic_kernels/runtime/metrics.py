@@ -209,13 +209,13 @@ register("sic_slice_read_ratio", "Share of the KV bytes that were read, index in
          "bytes read", "bytes of the visible keys and values")
 register("sic_cursor_recovery_ratio", "Share of resumed cursors that went on where they stopped.",
          "cursors resumed", "cursors presented")
-register("sic_hash_collision_ratio", "Share of look-ups whose digest matched but whose tokens did not.",
+register("sic_hash_collision_rate", "Share of look-ups whose digest matched but whose tokens did not.",
          "digest collisions", "look-ups")
 register("sic_index_hit_ratio", "Share of block look-ups that found their block.",
          "blocks found", "look-ups")
 register("sic_index_eviction_ratio", "Blocks evicted per block inserted.",
          "blocks evicted", "blocks inserted")
-register("sic_pool_utilisation_ratio", "Share of the reserved pool in use.",
+register("sic_mem_pool_utilization", "Share of the reserved pool in use.",
          "bytes in use", "bytes reserved", kind="gauge")
 register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
          "segments replayed", "segments needed")
