@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/python_values.h"
 #include "bind/tensor_arg.h"
 #include "delta/block_index.h"
 
@@ -20,8 +21,6 @@ using namespace delta;
 // Calls are a fraction of the time that it takes to give the GIL away and get it back; loops over more than this many
 // blocks are not.
 constexpr int64_t kManyBlocks = 64;
-
-std::string type_of(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 Label label_of(const char* op, const char* arg, py::handle object) {
   Label label;
@@ -43,16 +42,6 @@ Label label_of(const char* op, const char* arg, py::handle object) {
   }
   label.size = static_cast<size_t>(size);
   return label;
-}
-
-int64_t int_of(const char* op, const char* arg, py::handle object) {
-  int overflow = 0;
-  const int64_t value = PyIndex_Check(object.ptr()) ? PyLong_AsLongLongAndOverflow(object.ptr(), &overflow) : 0;
-  if (!PyIndex_Check(object.ptr()) || overflow || (value == -1 && PyErr_Occurred())) {
-    PyErr_Clear();
-    Check(op).fail(arg, overflow ? "an integer of more than 64 bits" : type_of(object), "an integer");
-  }
-  return value;
 }
 
 // None is 0 where `none` allows it; anything that is not a positive number of 64 bits never was a handle.

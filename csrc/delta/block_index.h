@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/spin_lock.h"
+#include "core/tag_table.h"
+#include "core/use_order.h"
+#include "core/zeroed.h"
 #include "delta/block_key.h"
-#include "delta/block_table.h"
-#include "delta/spin_lock.h"
-#include "delta/use_order.h"
 #include "delta/words.h"
-#include "delta/zeroed.h"
 
 namespace sic::delta {
 
@@ -128,7 +128,7 @@ class BlockIndex {
   const ProbeHash probe_;
 
   mutable SpinLock mutex_;
-  BlockTable table_;
+  TagTable table_;
   const int number_bits_;  // of a handle
   const uint64_t last_generation_;
   Zeroed<BlockDigest::Name> names_;  // by place in the table

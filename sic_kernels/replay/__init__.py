@@ -17,14 +17,18 @@ from .errors import (
     CursorExpired,
     FingerprintMismatch,
     PlanError,
+    PoolError,
     PoolExhausted,
     StaleCursor,
 )
 from .outcomes import Explanation, Interrupted, Progress, Result
 from .plan import ReplayPlan
+from .pool import Block, MemoryPool, PartStats, PoolStats
 from .segments import Rows, Segment, Step
+from .slots import Slot, SlotStats, SlotStore, prefix_digest
 
 __all__ = [
+    "Block",
     "ContextPoisoned",
     "Cursor",
     "CursorError",
@@ -34,15 +38,23 @@ __all__ = [
     "Fingerprint",
     "FingerprintMismatch",
     "Interrupted",
+    "MemoryPool",
+    "PartStats",
     "PlanError",
+    "PoolError",
     "PoolExhausted",
+    "PoolStats",
     "Progress",
     "ReplayPlan",
     "Result",
     "Rows",
     "Segment",
+    "Slot",
+    "SlotStats",
+    "SlotStore",
     "StaleCursor",
     "Step",
     "context_bucket",
     "faults",
+    "prefix_digest",
 ]

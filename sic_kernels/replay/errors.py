@@ -41,3 +41,8 @@ class PlanError(SicError):
 
 class PoolExhausted(SicError, MemoryError):
     """No block of that size is free in the part; the message has the part's quota, what is used and the largest free block."""
+
+
+class PoolError(SicError):
+    """A pool that cannot be used: its file is damaged or in use by another process, its memory was written to after it was
+    freed, or it is closed. The message says which."""

@@ -22,9 +22,9 @@ def code_of(op: str, arg: str, value: str, table: dict[str, int]) -> int:
     return table[value]
 
 
-def integer(op: str, arg: str, value: Any, low: int, expected: str) -> int:
-    """An integer of any kind (NumPy's too) as int; `ArgumentError` if it is none, below `low` or not below 2^31."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) < 1 << 31:
+def integer(op: str, arg: str, value: Any, low: int, expected: str, bits: int = 31) -> int:
+    """An integer of any kind (NumPy's too) as int; `ArgumentError` if it is none, below `low` or not below 2^bits."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) < 1 << bits:
         raise ArgumentError.of(op, arg, repr(value), expected)
     return int(value)
 

@@ -84,7 +84,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("SIC_STRICT", "strict", False, _flag, "0 or 1",
             "a fallback or a failed hardware gate raises instead of being logged and counted"),
     Setting("SIC_CHECK", "check", False, _flag, "0 or 1",
-            "on CUDA, lengths, page ids and lists are read back and checked too (waits for the device)", affects_results=False),
+            "on CUDA, lengths, page ids and lists are read back and checked too (waits for the device); memory pools on the CPU "
+            "poison freed blocks", affects_results=False),
     Setting("SIC_LOG", "log_level", "warning", _choice(*LOG_LEVELS), "|".join(LOG_LEVELS),
             "log level; setting it also sends the log to stderr", affects_results=False),
     Setting("SIC_SLICE_RATIO", "slice_ratio", 0.12, _ratio, "a number in (0, 1]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any
@@ -43,7 +44,7 @@ class Fingerprint:
             if type(value).__name__ != expected:
                 raise ArgumentError.of("Fingerprint", field.name, type(value).__name__, expected)
 
-    @property
+    @functools.cached_property
     def digest(self) -> bytes:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

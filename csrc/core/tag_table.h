@@ -1,4 +1,4 @@
-// The hash table of the index, with its entries in it. An entry stays where it was put, so its place serves as its
+// A hash table with its entries in it, under one-byte tags. An entry stays where it was put, so its place serves as its
 // number.
 //
 // A bucket is 12 places. Its 16 bytes hold a one-byte tag for each, compared at once, and how many entries went past
@@ -12,11 +12,11 @@
 #endif
 
 #include "core/dtype.h"
-#include "delta/zeroed.h"
+#include "core/zeroed.h"
 
-namespace sic::delta {
+namespace sic {
 
-class BlockTable {
+class TagTable {
  public:
   struct Place {
     uint32_t number;
@@ -24,7 +24,7 @@ class BlockTable {
   };
 
   // Records are zero where there was no entry yet; `record_bytes`: a multiple of 64.
-  BlockTable(int64_t capacity, uint64_t record_bytes)
+  TagTable(int64_t capacity, uint64_t record_bytes)
       : record_bytes_(record_bytes),
         buckets_(buckets_for(capacity)),
         mask_(buckets_.size() - 1),
@@ -131,4 +131,4 @@ class BlockTable {
   Zeroed<char> records_;
 };
 
-}  // namespace sic::delta
+}  // namespace sic

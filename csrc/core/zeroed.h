@@ -9,7 +9,7 @@
 
 #include "core/scratch.h"
 
-namespace sic::delta {
+namespace sic {
 
 template <class T>
 class Zeroed {
@@ -36,4 +36,4 @@ class Zeroed {
   T* data_;
 };
 
-}  // namespace sic::delta
+}  // namespace sic

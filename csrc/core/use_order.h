@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "delta/zeroed.h"
+#include "core/zeroed.h"
 
-namespace sic::delta {
+namespace sic {
 
 // Entries are in a doubly linked list, from oldest to newest, or out of it:
 //   off      not there at all (pinned, or no entry)
@@ -136,4 +136,4 @@ class UseOrder {
   std::vector<std::pair<uint64_t, uint32_t>> waiting_;
 };
 
-}  // namespace sic::delta
+}  // namespace sic

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-namespace sic::delta {
+namespace sic {
 
 class SpinLock {
  public:
@@ -35,4 +35,4 @@ class SpinLock {
   std::atomic<bool> taken_{false};
 };
 
-}  // namespace sic::delta
+}  // namespace sic
