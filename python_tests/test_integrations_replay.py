@@ -1,12 +1,5 @@
 """A transformers model in segments: the model's own bits, interrupted anywhere, also by kill -9."""
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,10 +9,12 @@ pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 from transformers import DynamicCache, LlamaForCausalLM
 
 from sic_kernels import replay
+from sic_kernels.cli import _kill
+from sic_kernels.cli._replay_process import Job
 from sic_kernels.integrations.layers import LayeredModel
 from sic_kernels.integrations.replay import ReplayRunner, fingerprint_of
 from sic_kernels.replay import faults
-from sic_kernels.runtime.errors import ArgumentError
+from sic_kernels.runtime.errors import ArgumentError, SicError
 from sic_kernels.testing import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("keep_threads")
@@ -44,11 +39,15 @@ def plain(model, count):
     """Logits after the prompt, in the same chunks, and greedy tokens, by the model itself."""
     cache = DynamicCache(config=model.config)
     for at in range(0, len(IDS), CHUNK):
-        logits = model(input_ids=IDS[None, at : at + CHUNK], past_key_values=cache, use_cache=True).logits[0, -1]
+        logits = model(input_ids=IDS[None, at : at + CHUNK], cache=cache, use_cache=True, logits_to_keep=1).logits[
+            0, -1
+        ]
     first, tokens = logits, []
     for _ in range(count):
         tokens.append(int(logits.argmax()))
-        logits = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True).logits[0, -1]
+        logits = model(input_ids=torch.tensor([[tokens[-1]]]), cache=cache, use_cache=True, logits_to_keep=1).logits[
+            0, -1
+        ]
     return first, tokens
 
 
@@ -93,54 +92,24 @@ def test_a_deadline_in_generate(model):
         r.generate(2)
 
 
-PROGRAM = textwrap.dedent("""
-    import sys, time
-    import torch
-    torch.set_num_threads(1)
-    from transformers import LlamaForCausalLM
-    from sic_kernels import replay
-    from sic_kernels.integrations.replay import ReplayRunner
-    folder, state, stop = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    model = LlamaForCausalLM.from_pretrained(folder).eval()
-    pool = replay.MemoryPool(1 << 20, backing=state + "/pool")
-    r = ReplayRunner(model, pool, capacity=64, chunk=16, word=replay.CursorWord(state + "/word"))
-    ids = torch.tensor([(7 * i + 3) % 128 for i in range(40)])
-    if stop >= 0:
-        calls = [0]
-        engine_run = r.plan.engine.run
-        def run(layer, position):
-            if calls[0] == stop:
-                print("here", flush=True)
-                time.sleep(60)
-            calls[0] += 1
-            engine_run(layer, position)
-        r.plan.engine.run = run
-        r.prefill(ids)
-    else:
-        cursor = r.cursor()
-        result = r.resume(cursor)
-        print(cursor.layer, cursor.position, len(result.executed), r.generate(4))
-""")
-
-
-def start(folder, state, stop):
-    env = {**os.environ, "PYTHONPATH": str(Path(replay.__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, folder, str(state), str(stop)], stdout=subprocess.PIPE, text=True, env=env
-    )
-
-
 @pytest.mark.parametrize("stop", [1, 6])
 def test_kill_nine(model, folder, tmp_path, stop):
     """Another process goes on at the segment in which the first was killed."""
-    first = start(folder, tmp_path, stop)
-    assert first.stdout.readline() == "here\n"
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    second = start(folder, tmp_path, -1)
-    said = second.communicate(timeout=120)[0]
-    assert second.returncode == 0
-    assert said == f"{stop % 4} {stop // 4 * 16} {12 - stop} {plain(model, 4)[1]}\n"
+    text = tmp_path / "text"
+    text.write_text("".join(map(chr, IDS.tolist())))
+    found = _kill.kill(
+        Job(str(tmp_path), len(IDS), CHUNK, stop, answer=4, model=folder, text=str(text), threads=1), ("torch",)
+    )
+    assert found.executed == 12 - stop
+    assert found.answer == plain(model, 4)[1]
+    assert found.resumed > 0
+    assert [*found.loaded] == ["torch"]
+    assert [p.name for p in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_process_that_cannot_start(folder, tmp_path):
+    with pytest.raises(SicError, match="ended by itself"):
+        _kill.kill(Job(str(tmp_path), 40, CHUNK, 1, model=folder, text=str(tmp_path / "none")))
 
 
 def test_blocks_of_another_model_are_refused(model):

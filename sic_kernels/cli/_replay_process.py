@@ -97,7 +97,8 @@ def save(job: Job) -> None:
     from safetensors.torch import save_file
 
     pool = replay.MemoryPool.attach(Path(job.folder) / "pool")
-    state = {str(block.name).removeprefix("run."): block.tensor for block in pool.blocks()}
+    # copies: torch.save would write the memory that they are views of, which is the whole pool
+    state = {str(block.name).removeprefix("run."): block.tensor.clone() for block in pool.blocks()}
     seconds = {}
     for form, write in (("torch", torch.save), ("safetensors", save_file)):
         begin = time.perf_counter()

@@ -6,7 +6,6 @@ embeddings, a mask and a cache, and returns hidden states.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -56,8 +55,6 @@ class LayeredModel:
             inner.embed_tokens.weight.dtype,
             inner.embed_tokens.weight.device,
         )
-        names = inspect.signature(inner.layers[0].forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._rotary: tuple[Any, Any] = (None, None)
 
     def kv_shape(self, capacity: int) -> tuple[int, int, int, int]:
@@ -73,10 +70,8 @@ class LayeredModel:
         """Hidden states [T,D] of the tokens at `position` .. before and after the layer; their keys and values go into kv."""
         end = position + h.shape[0]
         cos_sin, mask = self._at(position, end, h)
-        cache = {self._cache_name: RowCache(kv, position)}
-        return self.inner.layers[number](
-            h[None], attention_mask=mask, position_embeddings=cos_sin, use_cache=True, **cache
-        )[0]
+        layer, cache = self.inner.layers[number], RowCache(kv, position)
+        return layer(h[None], attention_mask=mask, position_embeddings=cos_sin, cache=cache, use_cache=True)[0]
 
     @torch.inference_mode()
     def logits(self, h: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class ReplayRunner:
         self.chunk = integer("ReplayRunner", "chunk", chunk, 1, "an integer, 1 or more")
         self.buffers = self._buffers()
         self.plan = ReplayPlan.capture(
-            self._segments(), buffers=self.buffers, inputs=["tokens"],
+            self._segments(), buffers=self.buffers, inputs=["tokens"], outputs=["logits"],
             fingerprint=fingerprint or fingerprint_of(model, capacity), word=word, timeout_ms=timeout_ms,
         )  # fmt: skip
         record = self.plan.word.read()
