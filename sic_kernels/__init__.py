@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what the table below resolves to, for type checkers and edi
     import sic_kernels.head
     import sic_kernels.integrations
     import sic_kernels.ragged
+    import sic_kernels.references
     import sic_kernels.replay
     import sic_kernels.slicing
 
@@ -41,6 +42,7 @@ _PUBLIC = {
     "delta": (".delta", ""),
     "head": (".head", ""),
     "ragged": (".ragged", ""),
+    "references": (".references", ""),
     "replay": (".replay", ""),
     "integrations": (".integrations", ""),
     "backends": (".runtime.backends", "backends"),
@@ -70,6 +72,7 @@ __all__ = [
     "metrics",
     "probe_hardware",
     "ragged",
+    "references",
     "replay",
     "slicing",
     "trace",

@@ -1,4 +1,4 @@
-"""`python -m sic_kernels eval slicing|delta|head|ragged`: what a method costs in quality, or what it is good for."""
+"""`python -m sic_kernels eval slicing|delta|head|ragged|references`: what a method costs in quality, or what it is good for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ANSWER_TOKENS = 96
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "method", choices=[*METHODS, "ragged"], help="what to measure; ragged takes --model and --json only"
+        "method",
+        choices=[*METHODS, "ragged", "references"],
+        help="what to measure; ragged takes --model and --json only, references --json only",
     )
     add_model_arguments(parser, "tokens in all, the scored ones last")
     parser.add_argument("--text", dest="texts", action="append",
@@ -55,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for package in ("transformers", "rich"):
         require(package, "the evaluation")
+    if args.method == "references":
+        return _run_references(args)
     if args.method == "ragged":
         return _run_ragged(args)
     args.scored = args.scored or METHODS[args.method]
@@ -73,18 +77,39 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_other_options(args: argparse.Namespace, *used: str) -> None:
+    """For a method that runs no model."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    unset = vars(parser.parse_args([args.method]))
+    given = sorted(name for name, default in unset.items() if name not in used and getattr(args, name) != default)
+    if given:
+        taken = " and ".join(f"--{name}" for name in used if name != "method")
+        raise ArgumentError.of(f"eval {args.method}", "options", ", ".join(given), f"{taken} only")
+
+
+def _run_references(args: argparse.Namespace) -> int:
+    """References in sentences by hand; see `_references_eval` for the method."""
+    from . import _references_eval
+
+    _refuse_other_options(args, "method", "json")
+    result = _references_eval.measure()
+    if args.json:
+        print(json.dumps(result, indent=1, ensure_ascii=False))
+    else:
+        from ._run import wide_console
+
+        for table in _references_eval.tables(result):
+            wide_console().print(table)
+    return 0
+
+
 def _run_ragged(args: argparse.Namespace) -> int:
     """Padding on real texts; see `_ragged_eval` for the method."""
     from .. import models
     from . import _ragged_eval
 
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    unset = vars(parser.parse_args(["ragged"]))
-    used = ("method", "model", "json")
-    given = sorted(name for name, default in unset.items() if name not in used and getattr(args, name) != default)
-    if given:
-        raise ArgumentError.of("eval ragged", "options", ", ".join(given), "--model and --json only")
+    _refuse_other_options(args, "method", "model", "json")
     tokenizer = models.load_tokenizer(args.model)
     name = args.model or "SmolLM2-135M"
     result = _ragged_eval.measure(

@@ -250,6 +250,8 @@ register("sic_delta_lost_raw_ratio", "Rows that were to be kept raw and were cod
          "rows without room", "rows coded", kind="gauge")
 register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one.",
          "bytes coded", "bytes uncoded", kind="gauge")
+register("sic_reference_resolution_ratio", "Share of the references that were looked up, by outcome.",
+         "references with this outcome", "references looked up", label="outcome")
 register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",
          "seconds in predictions", "predictions")
 # fmt: on
