@@ -7,6 +7,7 @@ from ..runtime.arguments import instance, outputs
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
 from .attention import with_tokens, without_tokens
+from .traced import record_attend
 from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult
 
 _DEFAULT: SlicePolicy | None = None
@@ -66,16 +67,8 @@ def attend(
     dense = dense_layer or q4.shape[1] > policy.max_sliced_T
     selection = None if dense else Selection(indices, counts, policy.unit)
     if trace.active():
-        trace.record(
-            "attend",
-            layer=layer,
-            unit=policy.unit,
-            seq_lens=seq_lens,
-            selection=indices,
-            counts=counts,
-            omitted_mass=omitted,
-            status=status,
-        )
+        options = {"scale": scale, "max_seq_len": max_seq_len, "backend": backend}
+        record_attend(layer, policy, q4, index, block_table, seq_lens, k_cache, results, dense, **options)
     return SliceResult(result, lse, selection, omitted, status)
 
 
