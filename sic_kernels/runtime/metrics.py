@@ -248,6 +248,10 @@ register("sic_padding_efficiency_ratio", "Share of the tokens computed for a bat
          "useful tokens", "tokens computed, padding included")
 register("sic_delta_lost_raw_ratio", "Rows that were to be kept raw and were coded, for want of room.",
          "rows without room", "rows coded", kind="gauge")
+register("sic_delta_other_weights_ratio", "Models whose templates were fitted on other weights.",
+         "models with other weights", "models checked")
+register("sic_gate_refusal_ratio", "Findings that the hardware gate refused, by finding.",
+         "findings refused", "findings required", label="finding")
 register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one.",
          "bytes coded", "bytes uncoded", kind="gauge")
 register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",
