@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what the table below resolves to, for type checkers and edi
     import sic_kernels.slicing
 
     from .runtime import metrics as metrics
+    from .runtime import rollout as rollout
     from .runtime.backends import backends as backends
     from .runtime.config import Config
     from .runtime.determinism import verify_determinism as verify_determinism
@@ -45,6 +46,7 @@ _PUBLIC = {
     "integrations": (".integrations", ""),
     "backends": (".runtime.backends", "backends"),
     "metrics": (".runtime.metrics", ""),
+    "rollout": (".runtime.rollout", ""),
     "trace": (".runtime.trace", "trace"),
     "probe_hardware": (".runtime.probe", "probe_hardware"),
     "gate": (".runtime.probe", "gate"),
@@ -71,6 +73,7 @@ __all__ = [
     "probe_hardware",
     "ragged",
     "replay",
+    "rollout",
     "slicing",
     "trace",
     "verify_determinism",
