@@ -23,7 +23,7 @@ def page(name):
     return (DOCS / name).read_text()
 
 
-@pytest.mark.parametrize("name", ["settings", "metrics", "predict"])
+@pytest.mark.parametrize("name", ["settings", "metrics", "targets", "predict"])
 def test_generated_tables_are_up_to_date(name):
     text = page(docs_tables.PAGES[name])
     wanted = docs_tables.replaced(text, name, getattr(docs_tables, name)())

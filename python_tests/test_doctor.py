@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_nvml
 import pytest
 
 import sic_kernels as sic
 from sic_kernels.cli import COMMANDS, doctor, main
+from sic_kernels.runtime import probe
 
 PACKAGE = Path(sic.__file__).parent
 
@@ -124,6 +126,20 @@ def test_here_everything_needed_is_there(capsys):
 def test_text_keeps_square_brackets(capsys):
     doctor._show({**doctor.examine(), "packages": {"x": {"needed_for": "y", "remedy": "pip install 'a[demo]'"}}})
     assert "a[demo]" in capsys.readouterr().out
+
+
+def test_each_gpu_is_shown_with_its_values_and_why_it_fails(tmp_path):
+    nvml = fake_nvml.FakeNvml({}, {"GetEccMode": [0, 0], "GetVirtualizationMode": 2, "GetNvLinkState": [0]})
+    hardware = probe.probe_hardware(tmp_path, nvml).as_dict()
+    rows = {row[0]: row[1:] for row in doctor._hardware_rows({"hardware": hardware, "threads": {}})}
+    one = "name NVIDIA H200, compute sm_90, memory_mib 143771"
+    assert rows["gpu"] == ("pass", f"{one} | {one}, virtual a vGPU")
+    assert rows["ecc"] == (
+        "fail",
+        "on 1, uncorrected 0 | on 0, uncorrected 0; GPU 1: ECC is off: nvidia-smi -e 1, then reboot",
+    )
+    assert rows["nvlink"][0] == "fail"
+    assert "links 18, active 18 | links 1, active 0; GPU 1: degraded: it is a vGPU" in rows["nvlink"][1]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what the table below resolves to, for type checkers and edi
     import sic_kernels.slicing
 
     from .runtime import metrics as metrics
+    from .runtime import rollout as rollout
     from .runtime.backends import backends as backends
     from .runtime.config import Config
     from .runtime.determinism import verify_determinism as verify_determinism
@@ -47,6 +48,7 @@ _PUBLIC = {
     "integrations": (".integrations", ""),
     "backends": (".runtime.backends", "backends"),
     "metrics": (".runtime.metrics", ""),
+    "rollout": (".runtime.rollout", ""),
     "trace": (".runtime.trace", "trace"),
     "probe_hardware": (".runtime.probe", "probe_hardware"),
     "gate": (".runtime.probe", "gate"),
@@ -74,6 +76,7 @@ __all__ = [
     "ragged",
     "references",
     "replay",
+    "rollout",
     "slicing",
     "trace",
     "verify_determinism",

@@ -2,6 +2,7 @@
 
     python tools/docs_tables.py settings                 docs/configuration.md from sic_kernels/runtime/config.py
     python tools/docs_tables.py metrics                  docs/metrics.md from the metrics registry
+    python tools/docs_tables.py targets                  docs/rollout.md from the rules of `python -m sic_kernels advise`
     python tools/docs_tables.py speed bench.json         docs/slicing.md from `python -m sic_kernels bench --json`
     python tools/docs_tables.py readme bench.json        README.md: the main lines of the same
     python tools/docs_tables.py quality eval.json        docs/slicing.md from `python -m sic_kernels eval slicing --json`
@@ -27,7 +28,7 @@ PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
     "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
     "readme": "../README.md", "ragged": "ragged.md", "ragged-speed": "ragged.md",
-    "head-speed": "head.md",
+    "head-speed": "head.md", "targets": "rollout.md",
 }  # fmt: skip
 
 
@@ -55,6 +56,17 @@ def metrics():
     lines = [(f"`{m.name}`", m.about, m.numerator, m.denominator, m.kind + (f", by {m.label}" if m.label else ""))
              for m in REGISTRY._sorted()]  # fmt: skip
     return table(("metric", "what it says", "numerator", "denominator", "kind"), lines)
+
+
+def targets():
+    from sic_kernels.runtime.advice import RULES
+
+    def change(rule):
+        both = rule.too_low and rule.too_high
+        return f"too low: {rule.too_low}; too high: {rule.too_high}" if both else rule.too_low or rule.too_high
+
+    lines = [(f"`{r.metric}`" + (f" `{r.label}`" if r.label else ""), r.target, change(r)) for r in RULES]
+    return table(("metric", "target", "if it is missed"), lines)
 
 
 def speed(report):
@@ -240,6 +252,7 @@ def main(arguments):
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
         "gpu": gpu, "triton": triton, "readme": readme, "delta-speed": speed,
         "ragged": ragged, "ragged-speed": speed, "head-speed": speed,
+        "targets": targets,
     }  # fmt: skip
     page = DOCS / PAGES[name]
     content = makers[name](*(json.loads(Path(f).read_text()) for f in files))

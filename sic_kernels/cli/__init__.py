@@ -24,6 +24,8 @@ COMMANDS = {
     "inspect": ("inspect", "show what a blob or a file of templates holds"),
     "fit-templates": ("fit_templates", "fit the templates of a model's coded cache"),
     "train-probe": ("train_probe", "train probes on a model's hidden states and hold them against P(EOS)"),
+    "advise": ("advise", "what the metrics say should be changed, and why"),
+    "trace-view": ("trace_view", "draw a trace of one step as a page"),
     "verify-determinism": ("verify_determinism", "run every operation again and again and compare the bits"),
     "cmakedir": ("cmakedir", "print the directory for find_package(sic_kernels)"),
 }

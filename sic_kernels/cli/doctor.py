@@ -260,5 +260,5 @@ def _flat(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_flat(v)}" for k, v in value.items() if v not in (None, [], ""))
     if isinstance(value, (list, tuple)):
-        return " ".join(_flat(v) for v in value)
+        return (" | " if any(isinstance(v, dict) for v in value) else " ").join(_flat(v) for v in value)
     return "" if value is None else str(value)

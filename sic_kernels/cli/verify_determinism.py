@@ -1,5 +1,5 @@
-"""Run every operation again and again and compare the bits: from run to run, between thread counts, and for
-one sequence alone and inside batches.
+"""Run every operation again and again and compare: bits from run to run, between thread counts, and for one sequence
+alone and inside batches; peak memory from run to run; and how far the times spread.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--backend", default="auto", help="backend to check")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--no-measure", dest="measure", action="store_false", help="bits only, not memory and time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every bit agrees, else 1."""
+    """0 when every bit and every peak of memory agrees, else 1. Times are reported, not judged."""
     if args.worker:
-        print(json.dumps(examine(args.runs, args.backend)))
+        print(json.dumps(examine(args.runs, args.backend, args.measure)))
         return 0
     by_threads = {n: _in_process(args, n) for n in args.threads}
-    report = {"runs": args.runs, "operations": _join(by_threads)}
+    report = {"runs": args.runs, "measured": args.measure, "operations": _join(by_threads)}
     report["equal"] = all(row["equal"] for row in report["operations"].values())
     if args.json:
         print(json.dumps(report, indent=1))
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def _in_process(args: argparse.Namespace, threads: int) -> dict[str, Any]:
     """Results of one thread count; settings are frozen at first use, so each count needs its own process."""
     command = [sys.executable, "-m", "sic_kernels", "verify-determinism", "--worker"]
-    command += ["--runs", str(args.runs), "--backend", args.backend]
+    command += ["--runs", str(args.runs), "--backend", args.backend, *([] if args.measure else ["--no-measure"])]
     done = subprocess.run(
         command, env={**os.environ, "SIC_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -64,7 +65,7 @@ def _in_process(args: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def _join(by_threads: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """operation -> {"equal", "digest", "why"} over all thread counts."""
+    """operation -> {"equal", "digest", "why", "costs": {threads: what the runs cost}} over all thread counts."""
     first = next(iter(by_threads.values()))
     joined = {}
     for name, row in first.items():
@@ -72,29 +73,47 @@ def _join(by_threads: dict[int, dict[str, Any]]) -> dict[str, Any]:
         digests = {n: rows[name]["digest"] for n, rows in by_threads.items()}
         if len(set(digests.values())) > 1:
             why.append(f"differs between thread counts: {digests}")
-        joined[name] = {"equal": not why, "digest": row["digest"], "why": "; ".join(why)}
+        costs = {n: rows[name]["costs"] for n, rows in by_threads.items()}
+        joined[name] = {"equal": not why, "digest": row["digest"], "why": "; ".join(why), "costs": costs}
     return joined
 
 
 def _show(report: dict[str, Any]) -> None:
     width = max(map(len, report["operations"]))
+    head = f"{'':<{width}}  bits     digest            peak memory       P50       P99/P50"
+    print(head if any(row["costs"] for row in report["operations"].values()) else "")
     for name, row in report["operations"].items():
-        print(f"{name:<{width}}  {'equal' if row['equal'] else 'DIFFERS':<7}  {row['digest']}  {row['why']}".rstrip())
-    print("every bit agrees" if report["equal"] else "some bits differ")
+        state = "equal" if row["equal"] else "DIFFERS"
+        print(f"{name:<{width}}  {state:<7}  {row['digest']}  {_costs(row['costs'])}  {row['why']}".rstrip())
+    what = "every bit and every peak of memory" if report["measured"] else "every bit"
+    print(f"{what} agrees" if report["equal"] else "some runs differ")
+
+
+def _costs(by_threads: dict[str, Any]) -> str:
+    """Of all thread counts: the largest peak and the widest spread."""
+    measured = [costs for costs in by_threads.values() if costs]
+    if not measured:
+        return ""
+    peak, middle = (max(costs[name] for costs in measured) for name in ("peak_bytes", "p50"))
+    return f"{peak[1]:>9,} B  {1e6 * middle:>9,.0f} us  {max(costs['spread'] for costs in measured):>6.2f}"
 
 
 # --- what runs in each process ---------------------------------------------------------------------------------------
 
 
-def examine(runs: int, backend: str) -> dict[str, Any]:
-    """operation -> {"digest", "why"}: repeated runs, and the first sequence alone against the same one in batches."""
+def examine(runs: int, backend: str, measure: bool = True) -> dict[str, Any]:
+    """operation -> {"digest", "why", "costs"}: repeated runs, and the first sequence alone against the same one in batches."""
     from ..runtime.determinism import verify_determinism
 
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     largest = _operations(max(BATCHES), backend)
     for name, op in largest.items():
-        report = verify_determinism(op, runs=runs)
-        rows[name] = {"digest": report.digest, "why": report.difference}
+        report = verify_determinism(op, runs=runs, measure=measure)
+        costs = report.costs
+        why = [report.difference] if report.difference else []
+        if costs is not None and not costs.memory_equal:
+            why.append("peak memory from {:,} to {:,} bytes".format(*costs.peak_bytes))
+        rows[name] = {"digest": report.digest, "why": "; ".join(why), "costs": costs and costs.as_dict()}
     for batch in BATCHES[:-1]:
         for name, op in _operations(batch, backend).items():
             if not _same_rows(op(), largest[name](), batch):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.fallback import looked_at_later
 from ..slicing.cache import CALIBRATION_TOKENS
 from ..slicing.index import key_sketch
 from ..slicing.paged_rows import LayerStore, PagedRows
@@ -259,7 +260,8 @@ class DeltaKVCache(PagedRows):
         codec, coded = self._store[layer].codec, self.coded_pages(layer)
         index = self.index(layer)  # of as many pages
         before = int(coded.raw_state[1]) if self.device.type == "cpu" else 0
-        encode(codec, k, v, positions, slots, coded, index=index)
+        with looked_at_later():  # on the CPU here, elsewhere by whoever asks for `rows_without_room`
+            encode(codec, k, v, positions, slots, coded, index=index)
         if self.device.type != "cpu":
             return
         missing = int(coded.raw_state[1]) - before

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from ..runtime import metrics
 from ..runtime.errors import ArgumentError
 from ..runtime.extras import extra
+from ..runtime.fallback import report
 from ..runtime.log import get_logger
 from ..slicing.types import SketchParams
 from .codec import PRESETS, Codec
@@ -115,8 +117,11 @@ class ModelTemplates:
         """`ArgumentError` naming the field in which `model` (or its configuration) is of another shape."""
         self.shape.check(ModelShape.of(model, interleaved=self.shape.interleaved))
         found = weights_digest(model)
-        if found and self.weights and found != self.weights:
-            _log.info("templates of %s were fitted on other weights than this model's", self.shape.name)
+        if found and self.weights:
+            other = found != self.weights
+            metrics.get("sic_delta_other_weights_ratio").add(other, 1)
+            if other:
+                report(_log, "templates of %s were fitted on other weights than this model's", self.shape.name)
 
     # --- files --------------------------------------------------------------------------------------------------
 

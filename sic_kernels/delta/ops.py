@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import torch
 from ..runtime import backends
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
+from ..runtime.fallback import report, strict_on
+from ..runtime.log import get_logger
 from ..slicing.attention import selection_inputs, with_tokens, without_tokens
 from ..slicing.types import Array, KeySketch, Selection
 from .codec import Codec
@@ -49,7 +52,8 @@ def encode(
 
     Kept raw, key and value of one head together: rows at the first `codec.sinks` positions, rows with values that are not
     finite, rows whose squared error exceeds the codec's bound. Each takes the lowest free entry of the raw table, in the order
-    of the rows; without room it is coded all the same and counted in `pages.raw_state[1]`.
+    of the rows; without room it is coded all the same and counted in `pages.raw_state[1]`: under SIC_STRICT=1 a `SicError`
+    (which waits for the device to look).
     Raises ArgumentError for a slot outside the pages or a position outside the RoPE's tables, before anything is written; on a
     CUDA device only with SIC_CHECK=1, which reads them back: otherwise they are taken as right.
 
@@ -68,7 +72,19 @@ def encode(
         _pages("delta_encode", pages, codec),
         *sketch,
     )
+    if not strict_on(pages.raw_state):
+        call("delta", "delta_encode", inputs, (), workspace, backend)
+        return
+    before = int(pages.raw_state[1])
     call("delta", "delta_encode", inputs, (), workspace, backend)
+    report_lost_rows(int(pages.raw_state[1]) - before)
+
+
+def report_lost_rows(rows: int) -> None:
+    """Into the log how many rows were coded that were to be kept raw, if any; under SIC_STRICT=1 a `SicError`."""
+    if rows:
+        message = "%d rows were to be kept raw and were coded: the raw table was full"
+        report(get_logger("delta"), message, rows, level=logging.WARNING)
 
 
 def decode(

@@ -20,15 +20,13 @@ import torch
 
 from .. import delta, slicing
 from ..delta import codecs as codecs
-from ..runtime import metrics
+from ..delta.ops import report_lost_rows
+from ..runtime import config, metrics
 from ..runtime.errors import ArgumentError
-from ..runtime.log import get_logger
 from ._stats import DENSE_LAYER, DENSE_SHORT
 from .transformers import PendingKV, SlicedCache
 
 Tensor = torch.Tensor
-
-_log = get_logger("transformers")
 
 
 class DeltaCache(SlicedCache):
@@ -95,6 +93,11 @@ class DeltaCache(SlicedCache):
         self._recorder.sliced(layer, slicing.SliceResult(out, lse, selection, omitted, status), pages, self.policy)
         return out
 
+    def _report_fallbacks(self) -> None:
+        super()._report_fallbacks()
+        if config.current().strict:  # reads the device
+            self._report_pages()
+
     def stats(self) -> Any:
         self._report_pages()
         return super().stats()
@@ -109,5 +112,4 @@ class DeltaCache(SlicedCache):
         metrics.get("sic_delta_size_ratio").set(pages.nbytes() - pages.nbytes_by_part()["index"], plain)
         lost = pages.rows_without_room()
         metrics.get("sic_delta_lost_raw_ratio").set(lost, sum(pages.coded) * pages.layers * pages.kv_heads)
-        if lost:
-            _log.warning("%d rows were to be kept raw and were coded: the raw table was full", lost)
+        report_lost_rows(lost)

@@ -26,10 +26,11 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from transformers.modeling_utils import AttentionInterface
 
 from .. import slicing
-from ..runtime import config, metrics, trace
+from ..runtime import config, fallback, metrics, trace
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
 from ..slicing.cache import SlicedKVCache
+from ..slicing.types import report_fallbacks
 from ._prefill import prefill_attention
 from ._stats import DENSE_LAYER, DENSE_SHORT, AttentionStats, StatsRecorder
 
@@ -50,7 +51,8 @@ def register() -> None:
 def enable(model: Any) -> Any:
     """`register`, then switch `model` (all its parts) to sliced attention. Returns the model.
 
-    Without a `SlicedCache` the model still answers as before, through torch's own dense attention.
+    Without a `SlicedCache` the model still answers as before, through torch's own dense attention; with another cache that
+    is counted as a fallback.
     """
     register()
     model.set_attn_implementation(NAME)
@@ -298,7 +300,8 @@ class SlicedCache(Cache):
             # too few tokens so far to calibrate an index, or a sliding window, which is a small slice already
             self._recorder.dense(layer, q, self.policy, DENSE_SHORT if index is None else DENSE_LAYER)
             return slicing.sliced_attention(q, k, v, table, lens, **options)[0]
-        result = slicing.attend(q, k, v, index, table, lens, policy=self.policy, layer=layer, **options)
+        with fallback.looked_at_later():  # when the step is complete
+            result = slicing.attend(q, k, v, index, table, lens, policy=self.policy, layer=layer, **options)
         self._recorder.sliced(layer, result, pages, self.policy)
         if trace.active():
             trace.record(
@@ -322,17 +325,9 @@ class SlicedCache(Cache):
             self._recorder.publish(metrics)
 
     def _report_fallbacks(self) -> None:
-        """Log the step's fallbacks; under SIC_STRICT they are an error. Reads the device only if someone listens."""
-        strict = config.current().strict
-        if not strict and not _log.isEnabledFor(logging.INFO):
-            return
-        heads = self._recorder.step_fallbacks()
-        if heads and strict:
-            raise SicError(
-                f"SIC_STRICT: {heads} head-steps were recomputed dense (estimated omitted mass above the limit)"
-            )
-        if heads:
-            _log.info("step %d: %d head-steps were recomputed dense", self._steps, heads)
+        """The step's fallbacks into the log; under SIC_STRICT an error. Reads the device only if someone listens."""
+        if config.current().strict or _log.isEnabledFor(logging.INFO):
+            report_fallbacks(self._recorder.step_fallbacks())
 
 
 # --- what transformers calls ------------------------------------------------------------------------------------------
@@ -375,8 +370,12 @@ def attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function: query `[B,Hq,T,D]`; key and value are a `PendingKV` (without a `SlicedCache`: tensors)."""
+    """Attention function: query `[B,Hq,T,D]`; key and value are a `PendingKV` (without a `SlicedCache`: tensors).
+
+    Keys of another cache are a fallback: dense, counted, logged, an error under SIC_STRICT=1.
+    """
     if not isinstance(key, PendingKV):
+        _report_other_cache(query, key)
         mask = _dense_mask(query, key, attention_mask, sliding_window)
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
     if dropout:
@@ -384,6 +383,16 @@ def attention(
     sinks = None if s_aux is None else s_aux.float()
     options = {"scale": scaling, "softcap": softcap, "window": sliding_window, "sinks": sinks}
     return key.cache.attend(key, query, attention_mask, options), None
+
+
+def _report_other_cache(query: Tensor, key: Tensor) -> None:
+    """Tokens from some other cache are read in full although slices were asked for. Without a cache there is nothing to slice."""
+    if key.shape[2] == query.shape[2]:
+        return
+    B, heads, T, _ = query.shape
+    metrics.get("sic_slice_hit_ratio").add(0, B * heads * T)
+    metrics.get("sic_slice_fallback_ratio").add(B * heads * T, B * heads * T, reason="no_sliced_cache")
+    fallback.report(_log, "dense attention over %d tokens: the cache is not a SlicedCache", key.shape[2])
 
 
 def _dense_mask(query: Tensor, key: Tensor, mask: Tensor | None, window: int | None) -> Tensor | None:

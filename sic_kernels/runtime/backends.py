@@ -30,6 +30,7 @@ import torch
 
 from . import arrays, config
 from .errors import ArgumentError, BackendError, WorkspaceSize
+from .log import get_logger
 from .native import CHECK, CPU, CUDA, SIZE, module, simt_module
 
 
@@ -123,12 +124,14 @@ def pick(op: str, tensor: Any, wanted: str | None = None) -> Backend:
 
 @functools.cache
 def _automatic(op: str, device: str) -> Backend:
-    reasons = []
+    reasons: list[str] = []
     for b in TABLE.values():
         if not b.automatic or device not in b.devices:
             continue
         reason = b.why_not()
         if reason is None:
+            if reasons:  # once for each op: the answer is kept
+                get_logger("backends").info("%s: backend %s, for want of %s", op, b.name, "; ".join(reasons))
             return b
         reasons.append(f"{b.name}: {reason}")
     raise BackendError(f"{op}: no backend for {device} tensors; " + ("; ".join(reasons) or "known are cpu and cuda"))

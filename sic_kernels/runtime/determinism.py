@@ -1,4 +1,4 @@
-"""Does a function give the same bits every time?"""
+"""Does a function give the same bits every time, with the same memory, in about the same time?"""
 
 from __future__ import annotations
 
@@ -8,33 +8,43 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import run_costs
+from .arguments import flag
 from .errors import ArgumentError
 from .log import describe
+from .run_costs import Costs
 
 
 @dataclasses.dataclass(frozen=True)
 class DeterminismReport:
-    """The outcome of `verify_determinism`; true when every run gave the bits of the first."""
+    """The outcome of `verify_determinism`; true when every run gave the bits of the first, and needed as much memory."""
 
     runs: int
     equal: bool
     digest: str  # of the first result: compare it across processes, thread counts, machines
     difference: str = ""  # where the first differing run differs, for people
+    costs: Costs | None = None  # with measure=True: peak memory, times
 
     def __bool__(self) -> bool:
-        return self.equal
+        return self.equal and (self.costs is None or self.costs.memory_equal)
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """JSON data; "costs" as in `Costs.as_dict`."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "costs": None if self.costs is None else self.costs.as_dict()}
 
 
-def verify_determinism(fn: Callable[[], Any], runs: int = 10) -> DeterminismReport:
+def verify_determinism(fn: Callable[[], Any], runs: int = 10, measure: bool = False) -> DeterminismReport:
     """Call `fn()` `runs` times and compare dtype, shape and every bit with the first result.
 
     `fn` returns a tensor (torch, NumPy, CuPy, JAX) or numbers, strings, None, and tuples, lists, dicts and
     dataclasses of them. Bits are compared: two NaNs of the same bits are equal, -0.0 and 0.0 are not. All runs
     are made even after a difference, so that the cost is the same. Raises ArgumentError for runs < 2.
+
+    measure: after that, `fn` runs again as often for its peak memory, which has to be equal, and as often for its time,
+    which is reported (`report.costs`): no machine gives equal times, so a spread is for people to judge.
     """
+    flag("verify_determinism", "measure", measure)
     if runs < 2:
         raise ArgumentError.of("verify_determinism", "runs", runs, "at least 2")
     first = dict(_leaves(fn()))
@@ -43,7 +53,8 @@ def verify_determinism(fn: Callable[[], Any], runs: int = 10) -> DeterminismRepo
         found = _difference(first, dict(_leaves(fn())))
         if found and not difference:
             difference = f"run {run + 1} of {runs}: {found}"
-    return DeterminismReport(runs, not difference, _digest(first), difference)
+    costs = run_costs.measure(fn, runs) if measure else None
+    return DeterminismReport(runs, not difference, _digest(first), difference, costs)
 
 
 Leaf = tuple[str, bytes]  # description, bits

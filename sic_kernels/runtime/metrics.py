@@ -248,10 +248,26 @@ register("sic_padding_efficiency_ratio", "Share of the tokens computed for a bat
          "useful tokens", "tokens computed, padding included")
 register("sic_delta_lost_raw_ratio", "Rows that were to be kept raw and were coded, for want of room.",
          "rows without room", "rows coded", kind="gauge")
+register("sic_delta_other_weights_ratio", "Models whose templates were fitted on other weights.",
+         "models with other weights", "models checked")
+register("sic_gate_refusal_ratio", "Findings that the hardware gate refused, by finding.",
+         "findings refused", "findings required", label="finding")
 register("sic_delta_size_ratio", "Size of the coded cache over the uncoded one.",
          "bytes coded", "bytes uncoded", kind="gauge")
 register("sic_reference_resolution_ratio", "Share of the references that were looked up, by outcome.",
          "references with this outcome", "references looked up", label="outcome")
+register("sic_redundancy_residual_ratio", "RRR: what the saving is above or below its target, over the target.",
+         "seconds saved minus the target", "seconds saved by the target", kind="gauge")
+register("sic_rollout_stage_ratio", "How far the roll-out is: 0 shadow, 0.5 mixed, 1 full.",
+         "stages reached", "stages ahead of the first", kind="gauge")
+register("sic_rollout_sliced_ratio", "Share of requests that the roll-out answered sliced.",
+         "requests answered sliced", "requests")
+register("sic_rollout_agreement_ratio", "Share of compared answers in which dense and sliced agreed.",
+         "answers that agreed", "answers compared")
+register("sic_rollout_fallback_ratio", "Times that the gate went back from a stage, by the stage left.",
+         "stages left for an earlier one", "looks of the gate", label="stage")
+register("sic_context_jump_ratio", "Share of a session's further requests whose context changed by more than 1024 tokens.",
+         "requests with a jump", "requests of known sessions")
 register("sic_prediction_latency_seconds", "Mean time of one termination or confidence prediction.",
          "seconds in predictions", "predictions")
 # fmt: on

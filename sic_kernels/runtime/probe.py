@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import config, log
+from . import config, log, metrics
 from .errors import ArgumentError, BackendError
 from .findings import FAIL, PASS, UNKNOWN, Finding, Hardware
 from .probe_gpu import NAMES as GATED
@@ -66,6 +66,9 @@ def gate(require: Iterable[str] = GATED, *, hardware: Hardware | None = None, st
         if name not in known:
             raise ArgumentError.of("gate", "require", repr(name), "|".join(known))
     refused = tuple(hardware[name] for name in required if hardware[name].status != PASS)
+    refusals = metrics.get("sic_gate_refusal_ratio")
+    for name in required:
+        refusals.add(hardware[name].status != PASS, 1, finding=name)
     for finding in refused:
         log.get_logger("probe").warning("gate: %s: %s: %s", finding.name, finding.status, finding.detail)
     if refused and (config.current().strict if strict is None else strict):

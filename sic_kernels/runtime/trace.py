@@ -17,6 +17,7 @@ import json
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,9 +32,10 @@ _active: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("sic_trac
 class Trace:
     """The records of one `trace()` block, in the order in which they were made.
 
-    A record is {"op", "layer", ...}. An array is {"array": "int32[1,1,3,8]@cpu", "values": [...]} with its first
-    `max_values` elements flat, in row-major order, and "cut": the number left out. At most `max_records` are kept;
-    `dropped` counts the rest, so that a forgotten trace cannot eat the memory.
+    A record is {"op", "layer", ...}; what fell back has "reasons", a list of names (docs/trace.md lists all kinds).
+    An array is {"array": "int32[1,1,3,8]@cpu", "values": [...]} with its first `max_values` elements flat, in row-major
+    order, and "cut": the number left out. At most `max_records` are kept; `dropped` counts the rest, so that a forgotten
+    trace cannot eat the memory.
     """
 
     def __init__(self, max_values: int = 65536, max_records: int = 4096) -> None:
@@ -52,10 +54,15 @@ class Trace:
             self.records.append(entry)
 
     def as_dict(self) -> dict[str, Any]:
+        """ "status" is "fallback" if any record has reasons, with "reasons" naming each and how many records it is in."""
+        records = list(self.records)
+        reasons = Counter(reason for record in records for reason in record.get("reasons") or ())
         return {
             "version": VERSION,
             "config": {**config.current().as_dict(), "digest": config.current().digest},
-            "records": list(self.records),
+            "status": "fallback" if reasons else "active",
+            "reasons": dict(reasons),
+            "records": records,
             "dropped": self.dropped,
         }
 
@@ -72,8 +79,9 @@ class Trace:
 def trace(*, max_values: int = 65536, max_records: int = 4096) -> Iterator[Trace]:
     """Record what operations of this thread (or task) report inside the block; the innermost `trace()` gets the records.
 
-    Recorded are: every `slicing.attend` (unit, lengths, selection, counts, estimated omitted mass, status) and, under
-    transformers, every layer that ran it. Other operations (scores, selection, dense attention by themselves) are not.
+    Recorded are: every `slicing.attend` (what was read, page scores, estimated omitted mass, status), under transformers
+    every layer that ran it, and what `sic.replay` and `sic.references` do: runs, resumes, slots, resolved references.
+    Other operations (scores, selection, dense attention by themselves) are not.
     """
     current = Trace(max_values, max_records)
     token = _active.set(current)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from ..runtime import trace
 from ..runtime.arguments import instance, outputs
+from ..runtime.arrays import as_torch
 from ..runtime.backends import call
 from ..runtime.errors import ArgumentError
+from ..runtime.fallback import strict_on
 from .attention import with_tokens, without_tokens
-from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult
+from .traced import record_attend
+from .types import POOLS, Array, KeySketch, Selection, SlicePolicy, SliceResult, report_fallbacks
 
 _DEFAULT: SlicePolicy | None = None
 _RESULTS = ("out", "lse", "indices", "counts", "omitted_mass", "status")
@@ -46,7 +49,8 @@ def attend(
     out: the six arrays (out, lse, indices, counts, omitted_mass, status).
 
     omitted_mass estimates the softmax mass that was not read, from the sketch of every unread token (its calibration and
-    coverage: docs/slicing.md). Heads above `policy.max_omitted_mass` are recomputed dense; `status` says so.
+    coverage: docs/slicing.md). Heads above `policy.max_omitted_mass` are recomputed dense; `status` says so, and under
+    SIC_STRICT=1 a `SicError` (it waits for the device to look). `SliceResult.record()` adds the counts to the metrics.
     Bitwise deterministic and batch-invariant like its parts.
     """
     policy = _default_policy() if policy is None else policy
@@ -65,18 +69,13 @@ def attend(
     result, lse, indices, counts, omitted, status = without_tokens(flat, *results)
     dense = dense_layer or q4.shape[1] > policy.max_sliced_T
     selection = None if dense else Selection(indices, counts, policy.unit)
+    answer = SliceResult(result, lse, selection, omitted, status)
+    if not dense and strict_on(as_torch(status)):
+        report_fallbacks(answer.count("fallback_mass"))
     if trace.active():
-        trace.record(
-            "attend",
-            layer=layer,
-            unit=policy.unit,
-            seq_lens=seq_lens,
-            selection=indices,
-            counts=counts,
-            omitted_mass=omitted,
-            status=status,
-        )
-    return SliceResult(result, lse, selection, omitted, status)
+        options = {"scale": scale, "max_seq_len": max_seq_len, "backend": backend}
+        record_attend(layer, policy, q4, index, block_table, seq_lens, k_cache, results, dense, **options)
+    return answer
 
 
 def select_slice(

@@ -11,10 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..runtime import config
+from ..runtime import config, fallback, metrics
 from ..runtime.arguments import code_of, integer, real
+from ..runtime.arrays import as_torch
 from ..runtime.errors import ArgumentError
 from ..runtime.extras import extra
+from ..runtime.log import get_logger
 
 Array = Any  # torch, NumPy, CuPy or JAX
 Unit = Literal["token", "page"]
@@ -191,3 +193,25 @@ class SliceResult(NamedTuple):
     selection: Selection | None
     omitted_mass: Array
     status: Array
+
+    def count(self, name: str) -> int:
+        """Head-steps with that status; waits for the device."""
+        return int((as_torch(self.status) == STATUS.index(name)).sum())
+
+    def record(self) -> None:
+        """Add what happened to `sic_slice_hit_ratio` and `sic_slice_fallback_ratio`, and fallbacks to the log; waits for a GPU.
+
+        For a runner of its own; the transformers integration counts by itself.
+        """
+        sliced, again = (self.count(name) for name in ("sliced", "fallback_mass"))
+        if sliced + again:
+            metrics.get("sic_slice_hit_ratio").add(sliced, sliced + again)
+            metrics.get("sic_slice_fallback_ratio").add(again, sliced + again, reason="omitted_mass")
+        report_fallbacks(again)
+
+
+def report_fallbacks(head_steps: int) -> None:
+    """Into the log how many were recomputed dense, if any; under SIC_STRICT=1 a `SicError`."""
+    if head_steps:
+        message = "attend: %d head-steps were recomputed dense (estimated omitted mass above the limit)"
+        fallback.report(get_logger("slicing"), message, head_steps)

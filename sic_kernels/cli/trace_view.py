@@ -1,0 +1,29 @@
+"""`python -m sic_kernels trace-view step.json -o page.html`: a trace as a page to look at."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..runtime import trace_file, trace_page
+from ..runtime.errors import ArgumentError
+from ._options import output_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Which pages each head read, with which scores, how it was answered, slots and cursors: one HTML file."
+    )
+    parser.add_argument("file", type=Path, help="what `Trace.save` wrote")
+    parser.add_argument("-o", "--output", type=output_file, help="the page (default: the file's name with .html)")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        text = args.file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError.of("trace-view", "file", f"{args.file} ({error})", "a readable trace") from None
+    target = args.output or args.file.with_suffix(".html")
+    target.write_text(trace_page.page(trace_file.load(text)), encoding="utf-8")
+    print(target)
+    return 0
