@@ -9,6 +9,7 @@ import sic_kernels as sic
 from sic_kernels import ArgumentError
 from sic_kernels.references import Ambiguous, Outline, Resolved, Unresolved, outline, pages, parse, resolve
 from sic_kernels.references.cases import answers
+from sic_kernels.runtime import trace
 
 
 def shown(text):
@@ -357,3 +358,13 @@ def test_deep_indentation_is_linear():
 
 def test_resolved_is_a_tuple_of_what_a_runner_needs():
     assert Resolved._fields == ("point", "span", "tokens", "slot")
+
+
+def test_a_trace_has_what_was_resolved():
+    with trace.trace() as step:
+        find("the second point", "1. a\n2. b\n", offsets=[(0, 4), (5, 9)])
+        find("the ninth point", "1. a\n2. b\n")
+    assert [(r["op"], r["ordinal"], r["outcome"], r["tokens"]) for r in step.records] == [
+        ("reference", 2, "resolved", [1, 2]),
+        ("reference", 9, "out_of_range", None),
+    ]

@@ -482,7 +482,9 @@ def test_metrics_and_trace():
         p.resume(cursor)
     assert metrics.get("sic_cursor_recovery_rate").read()[""] == metrics.Value(1, 2)
     assert metrics.get("sic_graph_replay_ratio").read()[""] == metrics.Value(7, TOTAL)
-    assert [(r["op"], r["first"], r["last"]) for r in step.records] == [("replay.resume", 7, TOTAL)]
+    assert [(r["op"], r["first"], r["stop"], r["segments"], r["status"]) for r in step.records] == [
+        ("replay.resume", 7, TOTAL, TOTAL, "done")
+    ]
 
 
 def test_eight_threads():

@@ -17,6 +17,7 @@ import torch
 
 import sic_kernels as sic
 from sic_kernels.replay import Fingerprint, MemoryPool, PoolExhausted, Slot, SlotStore, prefix_digest
+from sic_kernels.runtime import trace
 
 MODEL = Fingerprint("model", context_bucket=512)
 KIB = 1024
@@ -351,3 +352,17 @@ def test_the_example_of_the_docs_runs():
     assert float(names["again"].tensor[:, 0].sum()) == 9 * 64
     assert float(names["slot"].tensor.sum()) == 3 * 576
     names["pool"].close()
+
+
+def test_a_trace_has_puts_and_gets():
+    store = SlotStore(MemoryPool(1 << 16))
+    with trace.trace() as step:
+        slot = store.put(b"f" * 16, [1, 2], 3, torch.ones(4))
+        store.get(b"f" * 16, [1, 2], 3)
+        store.get(b"f" * 16, [1], 3)
+    place = {"exact": True, "part": "boundary", "offset": slot.block.offset, "nbytes": 16}
+    assert step.records == [
+        {"op": "slot", "layer": 3, "action": "put", "hit": True, **place},
+        {"op": "slot", "layer": 3, "action": "get", "hit": True, **place},
+        {"op": "slot", "layer": 3, "action": "get", "hit": False},
+    ]

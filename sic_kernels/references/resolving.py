@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..runtime import metrics
+from ..runtime import metrics, trace
 from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
 from .grammar import Grammar, Noun
@@ -84,6 +84,9 @@ def resolve(
     outcome = result.kind.replace(" ", "_") if isinstance(result, Unresolved) else "resolved"
     outcome = "ambiguous" if isinstance(result, Ambiguous) else outcome
     metrics.get("sic_reference_resolution_ratio").add(1, 1, outcome=outcome)
+    if trace.active():
+        tokens = [r.tokens for r in result] if isinstance(result, list) else getattr(result, "tokens", None)
+        trace.record("reference", kind=ref.kind, ordinal=ref.ordinal, noun=ref.noun, outcome=outcome, tokens=tokens)
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..runtime import config, metrics, trace
+from ..runtime import config, fallback, metrics, trace
 from ..runtime.arguments import code_of, instance, integer, real
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.fingerprint import Fingerprint
@@ -193,6 +194,7 @@ class ReplayPlan:
                 _log.warning("a cursor was refused: %s", error)
                 if not anew or config.current().strict:
                     raise
+                fallback.report(_log, "run %d is computed anew: %s", found.epoch, error, level=logging.WARNING)
                 first, reasons = 0, (str(error),)
                 record = self._anew(self._own_record(found))
             except CursorError as error:
@@ -202,10 +204,7 @@ class ReplayPlan:
             else:
                 metrics.get("sic_cursor_recovery_rate").add(1, 1)
                 metrics.get("sic_graph_replay_ratio").add(first, self._total(record))
-            outcome = self._go(record, first, "replay.resume", limits)
-        if reasons and isinstance(outcome, Result):
-            return dataclasses.replace(outcome, status="fallback", reasons=reasons)
-        return outcome
+            return self._go(record, first, "replay.resume", limits, reasons)
 
     def cursor(self) -> Cursor | None:
         """Where the last run goes on, from the progress word: also that of a process that died. None: nothing is left to do.
@@ -359,8 +358,10 @@ class ReplayPlan:
         """The number of the segment, over the whole run, that the cursor names."""
         return (cursor.position - record.begin) // record.chunk * len(self.segments) + cursor.layer
 
-    def _go(self, record: RunRecord, first: int, kind: str, limits: _Limits) -> Result | Interrupted:
-        """Segments `first` and later of the run."""
+    def _go(
+        self, record: RunRecord, first: int, kind: str, limits: _Limits, reasons: tuple[str, ...] = ()
+    ) -> Result | Interrupted:
+        """Segments `first` and later of the run; reasons: why it is computed anew."""
         began, total, layers = self.clock(), self._total(record), len(self.segments)
         limit = None if limits.nanoseconds is None else began + limits.nanoseconds
         reason, error = "", None
@@ -383,11 +384,14 @@ class ReplayPlan:
             raise ContextPoisoned(f"segment {self._poisoned!r}: {lost}") from lost
         executed = Progress(self.names, record.begin, record.chunk, first, at)
         seconds = (self.clock() - began) / 1e9
+        status = "recomputed" if reasons else "done" if at == total and error is None else "interrupted"
+        position = record.begin + min(at, total - 1) // layers * record.chunk
         trace.record(
-            kind, epoch=record.epoch, first=first, last=at, total=total, reason=reason or "end", seconds=seconds
-        )
+            kind, segments=total, first=first, stop=at, position=position, epoch=record.epoch, status=status,
+            reasons=[*reasons, *([reason] if reason else [])], seconds=seconds,
+        )  # fmt: skip
         if at == total and error is None:
-            return Result(record.epoch, executed, seconds)
+            return Result(record.epoch, executed, seconds, "fallback" if reasons else "active", reasons)
         return Interrupted(self._cursor_at(record, at), reason, executed, seconds, error)
 
     def _attempt(self, layer: int, position: int, retries: int) -> Exception | None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..runtime import metrics, native
+from ..runtime import metrics, native, trace
 from ..runtime.arguments import described, flag, integer, is_dense
 from ..runtime.errors import ArgumentError
 from ..runtime.fingerprint import Fingerprint
@@ -135,7 +135,10 @@ class SlotStore:
             fingerprint = fingerprint.digest
         if type(prefix) is not bytes:
             prefix = prefix_digest(prefix)
-        return self._slots.get(self._lookup(fingerprint, prefix, layer, allow_approximate, pin))
+        slot = self._slots.get(self._lookup(fingerprint, prefix, layer, allow_approximate, pin))
+        if trace.active():
+            _record("get", layer, slot)
+        return slot
 
     def pin(self, slot: Slot) -> None:
         """The slot is not evicted or replaced until it is unpinned as often as it was pinned."""
@@ -173,10 +176,13 @@ class SlotStore:
             block = self._room(tensor)
             try:
                 block.tensor.copy_(tensor.detach())
-                return self._add(Slot(*digests, int(layer), kind, block))
+                slot = self._add(Slot(*digests, int(layer), kind, block))
             except BaseException:
                 self._pool.free(block)
                 raise
+        if trace.active():
+            _record("put", slot.layer, slot)
+        return slot
 
     def evict(self, n: int = 1) -> int:
         """Removes up to n slots, those used longest ago first, but no pinned one; how many there were."""
@@ -259,3 +265,12 @@ class SlotStore:
 
     def _forget(self, generation: int) -> None:
         self._pool.free(self._slots.pop(generation).block)
+
+
+def _record(action: str, layer: int, slot: Slot | None) -> None:
+    """Into the active trace."""
+    found: dict[str, Any] = {"hit": slot is not None}
+    if slot is not None:
+        block = slot.block
+        found |= {"exact": slot.exact, "part": block.part, "offset": block.offset, "nbytes": block.nbytes}
+    trace.record("slot", layer=layer, action=action, **found)
