@@ -24,21 +24,6 @@ from sic_kernels.testing import (
 )
 
 SLICED, DENSE_LAYER, DENSE_SHORT, DENSE_PREFILL, FALLBACK = range(5)
-POLICY = {
-    "ratio": 0.12,
-    "candidates": 0.25,
-    "top_p": None,
-    "sink": 16,
-    "recent": 32,
-    "beta": 0.5,
-    "pool": cases.SOFTMAX,
-    "max_omitted_mass": None,
-    "dense_layer": False,
-    "max_sliced_T": 16,
-    "min_len": 0,
-    "keep": None,
-}
-EXTRAS = ("scale", "key_bias", "softcap", "window", "sinks", "k_scale", "v_scale", "max_seq_len")
 
 
 class Problem:
@@ -55,14 +40,10 @@ class Problem:
         self.summary = reference("page_summary")(*place, None, None)[0]
 
     def inputs(self, **args):
-        c = self.cache
         index = (*self.sketch, self.centre, self.planes, None)
         if self.unit == cases.PAGE:
             index = (None, None, None, 2, self.summary)
-        policy = {**POLICY, **{k: v for k, v in args.items() if k in POLICY}}
-        extras = [args.get(name) for name in EXTRAS]
-        assert set(args) <= {*POLICY, *EXTRAS}
-        return (self.q, c.k_cache, c.v_cache, *index, c.block_table, c.seq_lens, *policy.values(), *extras)
+        return cases.attend_inputs(self.q, self.cache, index, **args)
 
     def call(self, backend, **args):
         """out, lse, indices, counts, omitted_mass, status."""
@@ -135,12 +116,14 @@ def test_two_stages_are_score_shortlist_refine_select_attend(pool, backend):
 @every_backend
 @pytest.mark.parametrize("unit", [cases.TOKEN, cases.PAGE])
 @pytest.mark.parametrize(
-    "extras", [{}, {"softcap": 20.0, "window": 300}, {"top_p": 0.9}], ids=["plain", "extras", "top_p"]
+    "extras",
+    [{}, {"softcap": 20.0, "window": 300}, {"top_p": 0.9}, {"keep": torch.tensor([[[100, 150], [320, 400]]] * 4)}],
+    ids=["plain", "extras", "top_p", "keep"],
 )
 def test_select_slice_is_attend_before_its_attention(unit, extras, backend):
     """The same lists bit for bit, and the same omitted mass once the lse is known."""
     p = Problem([900, 333, 0, 20], unit=unit, T=2)
-    named = {**POLICY, **extras}
+    named = {**cases.ATTEND_POLICY, **extras}
     c, index = p.cache, p.inputs(**extras)[3:8]
     chosen = [
         named[name] for name in ("ratio", "candidates", "top_p", "sink", "recent", "beta", "pool", "min_len", "keep")

@@ -165,11 +165,13 @@ def test_a_row_alone_and_in_a_batch(width):
     pool=st.sampled_from([cases.MAX, cases.SOFTMAX]),
     window=st.sampled_from([None, 50]),
     bias=st.booleans(),
+    keep=st.sampled_from([None, (0, 0), (31, 33), (50, 120), (0, 300)]),
 )
-def test_fuzz_both_ways(seed, lens, G, page, planes, ratio, candidates, top_p, forced, pool, window, bias):
+def test_fuzz_both_ways(seed, lens, G, page, planes, ratio, candidates, top_p, forced, pool, window, bias, keep):
     p = Problem(lens, 2, 2, G, 64, page, planes=planes, seed=seed)
     args = {"ratio": ratio, "candidates": candidates, "top_p": top_p, "sink": forced[0], "recent": forced[1]}
     args |= {"pool": pool, "window": window}
+    args["keep"] = None if keep is None else torch.tensor([[keep, (7, 9)]] * len(lens), dtype=torch.int32)
     if bias:
         args["key_bias"] = randn(generator(seed + 1), len(lens), p.cache.block_table.shape[1] * page)
     assert_same(p.inputs(**args))

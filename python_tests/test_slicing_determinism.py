@@ -25,20 +25,13 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 
 def attend_inputs(lens, T, heads, group, D, page, dtype, **policy):
-    """Inputs of attend with a two-plane sketch, in the order of the native op."""
+    """Inputs of attend with a two-plane sketch."""
     gen = generator(len(lens))
     cache = paged_cache(gen, lens, heads, D, page, dtype)
     centre = 0.3 * randn(gen, heads, D)
-    index = (cache.k_cache, cache.block_table, cache.seq_lens, centre, None, 2, None)
-    bits, norm = reference("key_sketch")(*index)
+    sketch = reference("key_sketch")(cache.k_cache, cache.block_table, cache.seq_lens, centre, None, 2, None)
     q = randn(gen, len(lens), T, heads * group, D, dtype=dtype)
-    values = {"ratio": 0.12, "candidates": 0.25, "top_p": None, "sink": 16, "recent": 32, "beta": 0.5, "pool": 1}
-    values |= {"max_omitted_mass": None, "dense_layer": False, "max_sliced_T": 16, "min_len": 0, "keep": None}
-    values |= policy
-    return (
-        q, cache.k_cache, cache.v_cache, bits, norm, centre, 2, None, cache.block_table, cache.seq_lens,
-        *values.values(), None, None, None, None, None, None, None, None,
-    )  # fmt: skip
+    return cases.attend_inputs(q, cache, (*sketch, centre, 2, None), **policy)
 
 
 def long_attention(density, unit, dtype=BF16):
@@ -65,6 +58,7 @@ CALLS = {
     "merge": ("merge_states", lambda: cases.merge_case((200, 8), 128, BF16).inputs()),
     "attend": ("attend", lambda: attend_inputs([5000, 33, 2100], 1, 2, 4, 128, 16, BF16)),
     "attend_fallback": ("attend", lambda: attend_inputs([3000, 900], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.3)),
+    "attend_keep": ("attend", lambda: attend_inputs([3000, 900], 2, 2, 4, 64, 16, F32, keep=cases.kept("several"))),
 }
 every_call = pytest.mark.parametrize("name", CALLS)
 

@@ -55,9 +55,10 @@ CALLS = {
     "attend": ("attend", lambda: attend_inputs([900, 33], 1, 2, 4, 128, 16, BF16)),
     "attend_clusters": ("attend", lambda: attend_inputs([8300, 33], 1, 1, 2, 32, 16, F32)),
     "attend_fallback": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.1)),
+    "attend_keep": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, keep=cases.kept("several"))),
 }  # fmt: skip
 # Rows of attend that are too long for the shared memory of a block are selected from step by step.
-CALLS |= {f"{name}_steps": CALLS[name] for name in ("attend", "attend_fallback")}
+CALLS |= {f"{name}_steps": CALLS[name] for name in ("attend", "attend_fallback", "attend_keep")}
 every_call = pytest.mark.parametrize("name", CALLS)
 
 
@@ -170,6 +171,27 @@ def test_calls_are_captured_in_graphs(name, simt):
         for target, old in zip(made, before):
             if isinstance(target, torch.Tensor):
                 target.copy_(old)
+
+
+@pytest.mark.parametrize("name", ["attend_keep", "attend_keep_steps"])
+def test_kept_spans_may_change_between_replays(name, simt):
+    keep = torch.zeros_like(cases.kept("several"))
+    inputs = attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, keep=keep)
+    outs = tuple(torch.full_like(t, 77) for t in call(name))
+    workspace = dirty_workspace("attend", inputs, outs)
+    simt.set_device_checks(False)
+    try:
+        graph = simt.Graph(lambda: run("attend", inputs, "simt", outs=outs, workspace=workspace))
+    finally:
+        simt.set_device_checks(True)
+    seen = []
+    for spans in (cases.kept("several"), torch.full_like(keep, -1), cases.kept("one").expand(2, 16, 2)):
+        keep.copy_(spans)
+        graph.replay()
+        assert_equal(outs, run("attend", inputs, "simt"), name)
+        seen.append(outs[0].clone())
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
 
 
 def test_a_capture_that_fails_leaves_nothing_behind(simt):

@@ -65,6 +65,9 @@ KEPT = {
     "test_start_rebuilds_from_its_page_on": 7,
     "test_every_key_lies_within_centre_and_radius": 5,
     "test_grid": 31,
+    "test_keep_select_grid": 13,
+    "test_keep_attend_grid": 7,
+    "test_wrong_spans": 7,
 }
 
 

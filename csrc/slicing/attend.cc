@@ -62,7 +62,7 @@ void check_policy(const Check& check, const AttendArgs& a, const CacheDims& d) {
   check_count(check, "policy.recent", a.recent);
   check_count(check, "policy.min_len", a.min_len);
   check_finite(check, "policy.beta", a.beta);
-  if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {d.B, -1, 2});
+  check_keep(check, a.keep, d.B);
 }
 
 void check_inputs(const Check& check, const AttendArgs& a) {

@@ -83,7 +83,7 @@ struct TokenScan {
   SelectTask shortlist(int16_t* joined) const {
     SelectTask s = selection(joined);
     s.ratio = std::max(a.candidates, a.ratio), s.budget = -1, s.top_p = 1, s.sink = s.recent = s.min_len = 0;
-    s.keep = nullptr, s.keep_count = 0;
+    s.keep = {}, s.keep_count = 0;
     return s;
   }
   UnreadScores unread_scores() const {
@@ -108,7 +108,7 @@ struct RowChain {
 
   RowChain(const AttendArgs& args, Carver& parts) : tokens(args, parts) {
     const int64_t S = args.attention.max_seq_len;
-    if (args.keep.given()) {
+    if (args.keep.given() && args.keep.shape[1] > 0) {
       const int64_t queries = int64_t{tokens.scan.B} * tokens.scan.T;
       keep.forced = parts.take<int32_t>(queries);
       keep.bits = parts.take<uint32_t>(queries * ceil_div(S, 32));

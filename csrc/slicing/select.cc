@@ -32,8 +32,8 @@ SelectRow select_row(const SelectArgs& a, int64_t b, int64_t h, int64_t tokens, 
   add(0, a.sink);
   add(tokens - std::min(a.recent, tokens), tokens);
   for (int64_t i = 0; a.keep.given() && i < a.keep.shape[1]; ++i) {
-    const int32_t* span = a.keep.as<const int32_t>() + b * a.keep.stride[0] + i * a.keep.stride[1];
-    if (span[0] >= 0) add(span[0], span[1]);
+    const int64_t at = b * a.keep.stride[0] + i * a.keep.stride[1];
+    add(index_at(a.keep, at), index_at(a.keep, at + 1));
   }
   std::sort(spans, spans + n, [](Span x, Span y) { return x.begin < y.begin; });
   for (int32_t i = 0; i < n; ++i) {
@@ -60,6 +60,7 @@ int64_t selection_capacity(const SelectArgs& a) {
 }
 
 void check_capacity(const Check& check, const SelectArgs& given) {
+  if (given.indices.shape[3] >= given.scores.shape[3]) return;  // room for everything
   SelectArgs a = given;
   a.seq_lens = check.host(given.seq_lens), a.budgets = check.host(given.budgets), a.keep = check.host(given.keep);
   if (!a.seq_lens.given()) return;
@@ -89,7 +90,7 @@ void check_inputs(const Check& check, const SelectArgs& a) {
   check_count(check, "recent", a.recent);
   check.optional("budget", a.budgets, kIndexInts, 2);
   if (a.budgets.given()) check.shape("budget", a.budgets, {B, Hkv});
-  if (a.keep.given()) check.tensor("keep", a.keep, DType::i32, {B, -1, 2});
+  check_keep(check, a.keep, B);
   const int64_t limit = N * (a.unit == Unit::token ? 1 : a.page);
   check.value(limit < (int64_t{1} << 31), "scores", double(limit), "fewer than 2^31 positions a row");
   const TensorView lens = check.host(a.seq_lens);

@@ -187,9 +187,9 @@ __global__ void __launch_bounds__(kChunkThreads) select_keep(SelectTask a, Selec
       return from < to ? (to == 32 ? ~0u : (1u << to) - 1) & ~0u << from : 0u;
     };
     for (int32_t n = 0; n < a.keep_count; ++n) {
-      const int32_t* span = a.keep + b * a.keep_stride[0] + n * a.keep_stride[1];
-      const int64_t from = span[0], to = span[1] < tokens ? span[1] : tokens;
-      if (from >= 0 && from < to) bits |= span_bits(from / a.page, (to + a.page - 1) / a.page);
+      const int64_t at = b * a.keep_stride[0] + n * a.keep_stride[1];
+      const int64_t from = a.keep[at] > 0 ? a.keep[at] : 0, to = a.keep[at + 1] < tokens ? a.keep[at + 1] : tokens;
+      if (from < to) bits |= span_bits(from / a.page, (to + a.page - 1) / a.page);
     }
     bits &= span_bits(edges.front, edges.back);
     keep.bits[i * words + word] = bits;
@@ -238,8 +238,8 @@ SelectTask select_task(const slicing::SelectArgs& a) {
   t.budgets = IntVector::of(a.budgets);
   if (a.budgets.given()) t.budgets_stride = a.budgets.stride[1];
   if (a.keep.given()) {
-    t.keep = a.keep.as<const int32_t>(), t.keep_count = static_cast<int32_t>(a.keep.shape[1]);
-    t.keep_stride[0] = a.keep.stride[0], t.keep_stride[1] = a.keep.stride[1];
+    t.keep = IntVector::of(a.keep), t.keep_count = static_cast<int32_t>(a.keep.shape[1]);
+    t.keep_stride[0] = a.keep.stride[0], t.keep_stride[1] = a.keep.stride[1], t.keep.stride = 1;
   }
   t.out = DeviceSelection::of(a.indices, a.counts);
   t.K = a.indices.given() ? a.indices.shape[3] : 0;

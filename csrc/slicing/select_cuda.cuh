@@ -23,7 +23,7 @@ struct SelectTask {
   int64_t budget = -1, sink = 0, recent = 0, min_len = 0, least = 0;
   IntVector budgets;  // by sequence; budgets_stride from head to head
   int64_t budgets_stride = 0;
-  const int32_t* keep = nullptr;  // [B, keep_count, 2]
+  IntVector keep;  // [B, keep_count, 2] by element
   int64_t keep_stride[2] = {};
   int32_t keep_count = 0;
   // Either the indices of the chosen units, or a mark for each unit: 1 if chosen. Marks of invisible units are 0.

@@ -82,7 +82,7 @@ struct SelectArgs {
   TensorView budgets;   // i32/i64 [B,Hkv], in place of budget
   double top_p = 1;
   int64_t sink = 16, recent = 32;
-  TensorView keep;             // i32 [B,n,2]
+  TensorView keep;             // i32/i64 [B,n,2]: tokens [begin, end) that are taken; empty spans are padding
   int64_t min_len = 0;         // up to so many positions, everything is kept
   int64_t least = 0;           // the budget is at least so many tokens
   TensorView indices, counts;  // out

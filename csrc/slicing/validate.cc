@@ -137,6 +137,21 @@ void check_start(const Check& check, const TensorView& start, int64_t B) {
                 "0 or more");
 }
 
+void check_keep(const Check& check, const TensorView& keep, int64_t B) {
+  if (!keep.given()) return;
+  check.tensor("keep", keep, kIndexInts, {B, -1, 2});
+  const TensorView spans = check.host(keep);
+  for (int64_t i = 0; spans.given() && i < B * spans.shape[1]; ++i) {
+    const int64_t b = i / spans.shape[1], n = i % spans.shape[1], at = b * spans.stride[0] + n * spans.stride[1];
+    const int64_t begin = index_at(spans, at), end = index_at(spans, at + 1);
+    if (begin >= 0 || begin >= end) continue;
+    check.fail("keep",
+               "tokens " + std::to_string(begin) + " to " + std::to_string(end) + " at [" + std::to_string(b) + "," +
+                   std::to_string(n) + "]",
+               "a span that begins at 0 or later, or an empty one");
+  }
+}
+
 void check_max_seq_len(const Check& check, int64_t max_seq_len, const CacheDims& d, const TensorView& seq_lens) {
   check.value(max_seq_len >= 0 && max_seq_len <= d.S, "max_seq_len", double(max_seq_len),
               "0 to the positions of the block table");

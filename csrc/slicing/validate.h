@@ -33,6 +33,10 @@ void check_sketch(const Check&, const TensorView& bits, const TensorView& norm, 
                   int64_t D);
 void check_start(const Check&, const TensorView& start, int64_t B);
 
+// Spans of tokens that are always read: their shape; where the host can read them also that none that holds any tokens
+// begins before the first.
+void check_keep(const Check&, const TensorView& keep, int64_t B);
+
 // Score rows are addressed up to max_seq_len; no length may lie beyond it.
 void check_max_seq_len(const Check&, int64_t max_seq_len, const CacheDims& dims, const TensorView& seq_lens);
 

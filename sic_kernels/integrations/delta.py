@@ -23,6 +23,7 @@ from ..delta import codecs as codecs
 from ..delta.ops import report_lost_rows
 from ..runtime import config, metrics
 from ..runtime.errors import ArgumentError
+from ._keep import Spans
 from ._stats import DENSE_LAYER, DENSE_SHORT
 from .transformers import PendingKV, SlicedCache
 
@@ -33,7 +34,7 @@ class DeltaCache(SlicedCache):
     """A transformers `Cache` on `DeltaKVCache` pages.
 
     config: the model's (or the model).  codecs: one a layer.  policy: what a decode step reads, by tokens; None: all.
-    dtype: of raw rows and of the raw tail (None: that of the keys).  page_size, params, capacity: as in `SlicedCache`.
+    dtype: of raw rows and of the raw tail (None: that of the keys).  page_size, params, capacity, keep: as in `SlicedCache`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class DeltaCache(SlicedCache):
         params: Any = None,
         capacity: int = 0,
         dtype: torch.dtype | None = None,
+        keep: Spans | None = None,
     ) -> None:
         if policy is not None and policy.unit != "token":
             raise ArgumentError.of("DeltaCache", "policy.unit", repr(policy.unit), "'token': the index is a key sketch")
@@ -55,7 +57,7 @@ class DeltaCache(SlicedCache):
             raise ArgumentError.of("DeltaCache", "codecs", repr(codecs), f"Codecs: codecs(model, {codecs!r})")
         self.selects = policy is not None
         self.codecs = list(codecs)
-        super().__init__(config, policy, page_size=page_size, params=params, capacity=capacity, dtype=dtype)
+        super().__init__(config, policy, page_size=page_size, params=params, capacity=capacity, dtype=dtype, keep=keep)
         if len(self.codecs) != len(self.layers):
             raise ArgumentError.of(
                 "DeltaCache", "codecs", len(self.codecs), f"one for each of {len(self.layers)} layers"
@@ -85,7 +87,7 @@ class DeltaCache(SlicedCache):
             return pages.attention(layer, q, **options)[0]
         chosen = {name: options[name] for name in ("scale", "softcap", "window")}
         selection, log_unread = slicing.select_slice(
-            q, index, pages.block_table, pages.seq_lens, policy=self.policy, **chosen
+            q, index, pages.block_table, pages.seq_lens, policy=self.policy, keep=self._keep_now(q), **chosen
         )
         out, lse = pages.attention(layer, q, selection, **options)
         omitted = torch.sigmoid(log_unread - lse)

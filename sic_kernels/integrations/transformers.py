@@ -31,6 +31,7 @@ from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
 from ..slicing.cache import SlicedKVCache
 from ..slicing.types import report_fallbacks
+from ._keep import KeptSpans, Spans
 from ._prefill import prefill_attention
 from ._stats import DENSE_LAYER, DENSE_SHORT, AttentionStats, StatsRecorder
 
@@ -126,6 +127,7 @@ class SlicedCache(Cache):
       are (`stats().shadow_error`): the first stage of a roll-out.
     * A fallback is counted, logged at level info, and an error under SIC_STRICT=1.
     * `capacity`: tokens, over all rows, to reserve at once. `dtype`: of the cache (default: that of the keys).
+    * `keep`: tokens that every sliced step reads; see the method of that name.
     """
 
     def __init__(
@@ -138,12 +140,14 @@ class SlicedCache(Cache):
         capacity: int = 0,
         dtype: torch.dtype | None = None,
         shadow: bool = False,
+        keep: Spans | None = None,
     ) -> None:
         config = getattr(config, "config", config)
         text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
         self.policy = slicing.SlicePolicy() if policy is None else policy
         self.page_size, self.capacity, self.dtype, self.shadow = page_size, capacity, dtype, shadow
         self._given_params = params
+        self._kept = KeptSpans(keep)
         self.pages: SlicedKVCache | None = None
         self._live: Tensor | None = None  # bool [B, seen]: which columns are stored; None while all are
         self._step_live: Tensor | None = None  # of the current step, decided by its first layer
@@ -152,6 +156,21 @@ class SlicedCache(Cache):
         layers = [_Layer(self, i) for i in range(text.num_hidden_layers)]
         self._recorder = StatsRecorder(len(layers))
         super().__init__(layers=layers)
+
+    # --- what must be read
+
+    def keep(self, spans: Spans | None) -> None:
+        """From the next sliced step on, read these tokens whatever the budget: an earlier point that a question is about, say.
+
+        spans: for each row of the batch (beams are rows) a list of (begin, end) in columns of `input_ids`: padding counts, end is
+        exclusive, columns to come may be named. One row's list is for all rows. None, or empty lists: nothing is kept.
+        They stay until the next call or `reset`; `crop` cuts them where it cuts columns; reordered, repeated and selected rows
+        take theirs along. Kept tokens count within the budget (`SlicePolicy.ratio`), as sinks and recent ones do.
+        """
+        kept = KeptSpans(spans)
+        if self.pages is not None:
+            kept.check(self.pages.batch)
+        self._kept = kept
 
     # --- what happened
 
@@ -190,6 +209,7 @@ class SlicedCache(Cache):
             self._live = self._live[:, :-columns]
         for layer in self.layers:
             layer.seen -= columns
+        self._kept.crop(self.get_seq_length())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -198,6 +218,7 @@ class SlicedCache(Cache):
         if self.pages is not None:
             self.pages.repeat(repeats)
             self._live = None if self._live is None else self._live.repeat_interleave(repeats, dim=0)
+            self._kept.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.pages is not None:
@@ -205,13 +226,15 @@ class SlicedCache(Cache):
                 indices = indices.nonzero()[:, 0]
             self.pages.reorder(indices)
             self._live = None if self._live is None else self._live[indices]
+            self._kept.select(indices)
 
     def reset(self) -> None:
-        """Forget all tokens; memory and calibration are kept."""
+        """Forget all tokens and what was to be kept of them; memory and calibration stay."""
         if self.pages is not None:
             self._given_params = self.pages.params
             self.pages.reset()
         self._live = self._step_live = None
+        self._kept = KeptSpans()
         self._step_layers = set()
         self.clear_stats()
         for layer in self.layers:
@@ -252,6 +275,7 @@ class SlicedCache(Cache):
         if self._step_layers:
             return self._step_live
         B, _, T, _ = pending.k.shape
+        self._kept.check(B)
         if self.pages is None:
             self.pages = self._new_pages(pending.k, pending.v)
         if self.pages.batch != B:
@@ -278,7 +302,13 @@ class SlicedCache(Cache):
         if like is not None:  # some column, old or new, is padding: from here on all are noted
             old = like.new_ones(B, seen) if self._live is None else self._live
             self._live = torch.cat([old, like.new_ones(B, T) if new is None else new], dim=1)
+        if new is not None:  # columns taken for tokens to come are padding
+            self._kept.changed()
         return new
+
+    def _keep_now(self, q: Tensor) -> Tensor | None:
+        """What `attend` is to keep for q `[B,T,Hq,D]`."""
+        return self._kept.stored(q.shape[0], self._live, q.device)
 
     def _checked(self, mask: Tensor, B: int, seen: int, T: int) -> Tensor | None:
         if mask.shape != (B, seen + T):
@@ -301,7 +331,9 @@ class SlicedCache(Cache):
             self._recorder.dense(layer, q, self.policy, DENSE_SHORT if index is None else DENSE_LAYER)
             return slicing.sliced_attention(q, k, v, table, lens, **options)[0]
         with fallback.looked_at_later():  # when the step is complete
-            result = slicing.attend(q, k, v, index, table, lens, policy=self.policy, layer=layer, **options)
+            result = slicing.attend(
+                q, k, v, index, table, lens, policy=self.policy, layer=layer, keep=self._keep_now(q), **options
+            )
         self._recorder.sliced(layer, result, pages, self.policy)
         if trace.active():
             trace.record(

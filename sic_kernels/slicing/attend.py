@@ -46,6 +46,8 @@ def attend(
     All tokens are scored with plane 0; the best `policy.candidates` of them are ranked with both planes; the best
     `policy.ratio`, sinks, recent tokens and `keep` spans are read. The shortlist is joined over a group by the maximum, the
     ranking by `policy.pool`. `key_bias` enters both. The other arguments are those of `sliced_attention`.
+    keep: i32|i64 [B,n,2], tokens [begin, end) of each sequence that are read whatever their scores, as in `select`: within
+    the budget, or as many as they are. Lists then have room for all of a sequence (K = N). None changes nothing.
     out: the six arrays (out, lse, indices, counts, omitted_mass, status).
 
     omitted_mass estimates the softmax mass that was not read, from the sketch of every unread token (its calibration and
@@ -101,8 +103,9 @@ def select_slice(
     Returns the selection (indices i32[B,T,Hkv,K], counts i32[B,T,Hkv]) that `attend` makes with the same arguments, bit for
     bit, and log_unread f32[B,T,Hq]: the log of the sum of exp(estimated logit) over what was not selected, -inf if nothing.
     With the lse of attention over the selection, the share of the mass that was not read is sigmoid(log_unread - lse).
-    policy: its dense_layers, max_sliced_T and max_omitted_mass are the caller's business.  page_size: of the cache; only a
-    page summary needs it.  Deterministic and batch-invariant; with `out` and `workspace` it can be captured in a CUDA graph.
+    policy: its dense_layers, max_sliced_T and max_omitted_mass are the caller's business.  keep: as in `attend`.
+    page_size: of the cache; only a page summary needs it.
+    Deterministic and batch-invariant; with `out` and `workspace` it can be captured in a CUDA graph.
     """
     policy = _default_policy() if policy is None else policy
     instance("select_slice", "policy", policy, SlicePolicy)

@@ -40,7 +40,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
 def _case(op: str, build: Build, *, tolerance: Tolerance = EXACT, bytes_moved: int = 0, **shape: Any) -> Case:
-    words = [f"{k}{SHORT_NAME.get(v, v)}" for k, v in shape.items()]
+    words = [f"{k}{SHORT_NAME.get(v, v)}".replace("torch.", "") for k, v in shape.items()]
     return Case(op, "-".join(words), MappingProxyType(shape), build, tolerance, bytes_moved)
 
 
@@ -67,6 +67,24 @@ def select_inputs(scores, seq_lens, **args: Any) -> tuple:
         scores, seq_lens, args.get("unit", TOKEN), args.get("page_size", 1), args.get("ratio", 0.12),
         args.get("budget"), args.get("top_p"), args.get("sink", 16), args.get("recent", 32), args.get("keep"),
         args.get("capacity"),
+    )  # fmt: skip
+
+
+ATTEND_POLICY: dict[str, Any] = {  # of `attend`, in the order of its inputs
+    "ratio": 0.12, "candidates": 0.25, "top_p": None, "sink": 16, "recent": 32, "beta": 0.5, "pool": SOFTMAX,
+    "max_omitted_mass": None, "dense_layer": False, "max_sliced_T": 16, "min_len": 0, "keep": None,
+}  # fmt: skip
+
+
+def attend_inputs(q, cache: PagedCache, index: tuple, **args: Any) -> tuple:
+    """Inputs of attend; index: bits, norm, centre, planes and summary; policy and extras by name."""
+    extras = ("scale", "key_bias", "softcap", "window", "sinks", "k_scale", "v_scale", "max_seq_len")
+    unknown = set(args) - {*ATTEND_POLICY, *extras}
+    if unknown:
+        raise TypeError(f"attend has no {sorted(unknown)}")
+    return (
+        q, cache.k_cache, cache.v_cache, *index, cache.block_table, cache.seq_lens,
+        *(args.get(name, default) for name, default in ATTEND_POLICY.items()), *(args.get(name) for name in extras),
     )  # fmt: skip
 
 
@@ -339,6 +357,71 @@ def gather_case(
     )  # fmt: skip
 
 
+# Spans of kept tokens of two sequences, of 300 and 90 tokens, that lie in every way to pages of 16 and 7 and to each other.
+KEPT_SPANS: dict[str, list[list[tuple[int, int]]]] = {
+    "none": [[], []],
+    "padding": [[(-1, -1), (0, 0), (9, 3)], [(-1, -1), (500, 500), (7, 7)]],
+    "one": [[(100, 131)], [(40, 41)]],
+    "edges": [[(96, 112), (160, 161), (207, 208)], [(0, 16), (64, 80), (89, 90)]],
+    "overlapping": [[(50, 90), (60, 70), (80, 120), (120, 125)], [(20, 40), (20, 40), (39, 60), (-1, -1)]],
+    "forced": [[(0, 40), (250, 300)], [(3, 9), (85, 90)]],
+    "beyond": [[(290, 1000), (299, 300), (300, 301)], [(80, 2**31 - 1), (90, 99), (1000, 2000)]],
+    "most": [[(5, 280)], [(1, 2)]],
+    "all": [[(0, 300)], [(0, 90)]],
+    "several": [[(17 * i, 17 * i + i) for i in range(16)], [(5 * i, 5 * i + 1) for i in range(16)]],
+}
+
+
+def kept(name: str, dtype: torch.dtype = torch.int32) -> Tensor:
+    """`KEPT_SPANS[name]` [2,n,2]."""
+    rows = KEPT_SPANS[name]
+    return torch.tensor(rows, dtype=dtype).view(2, len(rows[0]), 2)
+
+
+def keep_select_grid() -> Iterator[Case]:
+    """Selections with kept spans: every way they lie, both units, budgets below and above what is kept."""
+    ways = itertools.product(KEPT_SPANS, ((TOKEN, 1), (PAGE, 16), (PAGE, 7)), (0, 40, 200))
+    types = itertools.cycle((F32, torch.int16, F16, BF16))
+    for (name, (unit, page), budget), dtype in zip(ways, types):
+        yield keep_select_case(name, unit, page, budget, dtype)
+
+
+def keep_select_case(name: str, unit: int, page: int, budget: int, dtype: torch.dtype) -> Case:
+    def build(gen: torch.Generator) -> tuple:
+        scores = randn(gen, 2, 2, 2, 320 if unit == TOKEN else -(-320 // page)) * 3
+        scores = (scores * 256).to(dtype) if dtype == torch.int16 else scores.to(dtype)
+        spans = kept(name, torch.int64 if budget == 40 else torch.int32)
+        lens = torch.tensor([300, 90], dtype=torch.int32)
+        args = {"sink": 4, "recent": 8} if budget else {"sink": 0, "recent": 0}
+        return select_inputs(scores, lens, unit=unit, page_size=page, budget=budget, keep=spans, **args)
+
+    return _case("select", build, lens="300_90", keep=name, unit="tp"[unit], page=page, budget=budget, dt=dtype)
+
+
+def keep_attend_grid() -> Iterator[Case]:
+    """Whole calls of attend with kept spans, by tokens and by pages."""
+    for n, (name, page) in enumerate(itertools.product(KEPT_SPANS, (16, 7))):
+        for unit, planes in ((TOKEN, 2), (TOKEN, 1)) if page == 7 else ((TOKEN, 2), (PAGE, 2)):
+            yield keep_attend_case(name, unit, planes, page, top_p=0.6 if n % 3 == 2 else None)
+
+
+def keep_attend_case(name: str, unit: int, planes: int, page: int, **policy: Any) -> Case:
+    def build(gen: torch.Generator) -> tuple:
+        cache = paged_cache(gen, [300, 90], 2, 64, page, F32)
+        centre, keys = 0.3 * randn(gen, 2, 64), (cache.k_cache, cache.block_table, cache.seq_lens)
+        if unit == TOKEN:
+            index = (*reference.key_sketch(*keys, centre, None, planes, None), centre, planes, None)
+        else:
+            index = (None, None, None, 2, reference.page_summary(*keys, None, None)[0])
+        q = randn(gen, 2, 2, 6, 64) * 2
+        return attend_inputs(q, cache, index, ratio=0.1, sink=4, recent=8, keep=kept(name), **policy)
+
+    return _case(
+        "attend", build, tolerance=Tolerance(1e-5, 1e-5, 1e-3), lens="300_90", keep=name, unit="tp"[unit], planes=planes,
+        page=page, **policy,
+    )  # fmt: skip
+
+
 _GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
     "decode": decode_grid,
     "per_head": per_head_grid,
@@ -351,6 +434,8 @@ _GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
     "score": score_grid,
     "page_score": page_score_grid,
     "gather": gather_grid,
+    "keep_select": keep_select_grid,
+    "keep_attend": keep_attend_grid,
 }
 
 

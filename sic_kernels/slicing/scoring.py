@@ -126,10 +126,14 @@ def select(
     scores: [B,T,Hkv,N] (or [B,Hkv,N]), i16 in 1/256 nat or f32|f16|bf16 in nats.
     page_size: tokens a page, needed for unit "page" (of no meaning for "token").
     budget: tokens, an integer or i32|i64 [B,Hkv]; default floor(ratio * visible), ratio 0.12 (SIC_SLICE_RATIO). In pages
-    max(1, budget // page_size).  sink, recent: tokens always taken at both ends.  keep: i32[B,n,2], half-open spans of
-    tokens always taken, -1 padded.  Forced ones win: count = min(visible, max(budget, forced)).
+    max(1, budget // page_size).  sink, recent: tokens always taken at both ends.
+    keep: i32|i64 [B,n,2], tokens [begin, end) of each sequence always taken, by all its query tokens and heads. An end is
+    clipped to what is visible; spans may overlap; empty ones (begin >= end: -1, -1) are padding. A begin below 0 of another
+    is an ArgumentError (on CUDA under SIC_CHECK=1; else it counts as 0). Contents may change between replays of a graph.
+    Forced ones (sink, recent, keep) win: count = min(visible, max(budget, forced)). In pages: all pages that they touch.
     top_p: the shortest best-first prefix whose softmax mass, forced ones included, reaches top_p; never above the budget.
-    capacity: K, default the largest count that max length allows; ArgumentError if a row needs more.
+    capacity: K, default the largest count that max length allows (with `keep` or budgets in an array: N); ArgumentError if
+    a row needs more (on CUDA under SIC_CHECK=1; else its list ends there).
     Order: score descending, then lowest index; -0 equals +0; NaN last. Exact and deterministic.
     """
     flat = getattr(scores, "ndim", 4) == 3

@@ -235,7 +235,7 @@ def write_kernel(
         slot = first + tl.arange(0, BLOCK)
         tl.store(out + slot, tl.full((BLOCK,), -1, tl.int32), mask=slot < K)
     if tl.program_id(1) == 0:
-        tl.store(numbers + row, count)
+        tl.store(numbers + row, tl.minimum(count, K))
 
 
 # --- top-p ----------------------------------------------------------------------------------------------------------

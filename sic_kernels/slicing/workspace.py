@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runtime import backends
-from .attend import attend
+from .attend import attend, select_slice
 from .attention import append_kv, gather, merge_many, merge_states, sliced_attention
 from .index import key_sketch, page_summary
 from .scoring import refine_tokens, score_pages, score_tokens, select
@@ -15,7 +15,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         append_kv, attend, gather, key_sketch, merge_many, merge_states, page_summary, refine_tokens, score_pages, score_tokens,
-        select, sliced_attention,
+        select, select_slice, sliced_attention,
     )
 }  # fmt: skip
 
