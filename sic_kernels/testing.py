@@ -197,6 +197,7 @@ RESULTS = {
     "termination_step": 2,
     "pack": 1,
     "unpack": 1,
+    "uniform": 1,
 }
 
 

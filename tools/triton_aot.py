@@ -1,6 +1,6 @@
 """Compile every Triton kernel of the package for a GPU that need not be there, and say what came out.
 
-    python tools/triton_aot.py [--arch 90] [--family slicing|delta|ragged|head] [--json FILE] [--markdown FILE]
+    python tools/triton_aot.py [--arch 90] [--family slicing|delta|ragged|head|replay] [--json FILE] [--markdown FILE]
 
 The launchers themselves run, on CPU tensors of the benchmarks' shape; each launch is caught and compiled with the very
 arguments it would have: constants, divisibility hints, options.  Of the machine code it reports registers, shared memory,

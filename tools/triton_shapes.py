@@ -11,6 +11,7 @@ from sic_kernels.delta import triton_kernels as delta_ops
 from sic_kernels.delta.reference_layout import TAG_BYTES, code_bytes
 from sic_kernels.head import triton_kernels as head_ops
 from sic_kernels.ragged import triton_kernels as ragged_ops
+from sic_kernels.replay import triton_kernels as replay_ops
 from sic_kernels.slicing import triton_kernels as ops
 
 B, T, H, G, D, PAGE, LENGTH = 2, 1, 8, 4, 128, 16, 4096
@@ -167,4 +168,11 @@ def head_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "termination_step", lambda: head_ops.termination_step(*step, *state, *rule)
 
 
-FAMILIES = {"slicing": slicing_calls, "delta": delta_calls, "ragged": ragged_calls, "head": head_calls}
+def replay_calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(op, a call of its launcher)"""
+    yield "uniform", lambda: replay_ops.uniform(empty(3, dtype=torch.int64), 4096, outs=(empty(4096, dtype=F32),))
+
+
+FAMILIES = {
+    "slicing": slicing_calls, "delta": delta_calls, "ragged": ragged_calls, "head": head_calls, "replay": replay_calls,
+}  # fmt: skip

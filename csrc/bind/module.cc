@@ -13,6 +13,7 @@ void bind_delta(py::module_&);
 void bind_head(py::module_&);
 void bind_termination(py::module_&);
 void bind_ragged(py::module_&);
+void bind_replay(py::module_&);
 void bind_cursor_word(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
@@ -40,6 +41,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::bind_head(m);
   sic::bind::bind_termination(m);
   sic::bind::bind_ragged(m);
+  sic::bind::bind_replay(m);
   sic::bind::bind_cursor_word(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);

@@ -49,7 +49,7 @@ class Step:
 
     def uniform(self, out: Tensor) -> Tensor:
         """Fills `out` (float32) with random numbers from [0, 1) that follow from (seed, position, layer) alone."""
-        return uniform(self.seed, self.position, self.layer, out=out)
+        return uniform((self.seed, self.position, self.layer), out=out)
 
 
 @dataclasses.dataclass(frozen=True)
