@@ -85,6 +85,38 @@ TEST(SimtRuntime, Memory) {
   cudaGetLastError();
 }
 
+// Memory of the host's own that the device may touch between the two calls.
+TEST(SimtRuntime, RegisteredHostMemory) {
+  const Counters before = counters();
+  std::vector<int> host(64);
+  void* device = nullptr;
+  EXPECT_NE(fault_of([&] { gpu::launch(add, 1, 32, 0, nullptr, host.data(), 32, 1); }).find("outside of every buffer"),
+            std::string::npos);
+  ASSERT_EQ(cudaHostRegister(host.data(), 32 * sizeof(int), cudaHostRegisterMapped), cudaSuccess);
+  EXPECT_EQ(cudaHostRegister(host.data() + 31, 8, cudaHostRegisterMapped), cudaErrorHostMemoryAlreadyRegistered);
+  EXPECT_EQ(counters().live_bytes - before.live_bytes, 128u);
+  EXPECT_EQ(cudaHostGetDevicePointer(&device, host.data() + 1, 0), cudaErrorInvalidValue);
+  ASSERT_EQ(cudaHostGetDevicePointer(&device, host.data(), 0), cudaSuccess);
+  gpu::launch(add, 1, 32, 0, nullptr, static_cast<int*>(device), 32, 2);
+  EXPECT_EQ(host[31], 2);
+  EXPECT_NE(fault_of([&] {
+              gpu::launch(add, 1, 32, 0, nullptr, static_cast<int*>(device), 33, 1);
+            }).find("past the end of registered host memory"),
+            std::string::npos);
+  EXPECT_EQ(cudaHostUnregister(host.data() + 1), cudaErrorHostMemoryNotRegistered);
+  EXPECT_EQ(cudaHostUnregister(host.data()), cudaSuccess);
+  EXPECT_NE(fault_of([&] { gpu::launch(add, 1, 32, 0, nullptr, host.data(), 32, 1); }).find("outside of every buffer"),
+            std::string::npos);
+  // Registered for copies only, a kernel has no address of it; nothing is no memory.
+  ASSERT_EQ(cudaHostRegister(host.data(), 128, cudaHostRegisterDefault), cudaSuccess);
+  EXPECT_EQ(cudaHostGetDevicePointer(&device, host.data(), 0), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaHostUnregister(host.data()), cudaSuccess);
+  EXPECT_EQ(cudaHostRegister(nullptr, 128, cudaHostRegisterMapped), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaHostRegister(host.data(), 0, cudaHostRegisterMapped), cudaErrorInvalidValue);
+  EXPECT_EQ(counters().live_bytes, before.live_bytes);
+  cudaGetLastError();
+}
+
 // A launcher may neither wait nor allocate: this is how a test sees it.
 TEST(SimtRuntime, CountsLaunchesAndWaits) {
   const Counters before = counters();
@@ -160,6 +192,57 @@ TEST_F(SimtGraph, CaptureAndLaunch) {
   EXPECT_EQ(cudaGraphLaunch(exec, stream_), cudaErrorInvalidResourceHandle);
 }
 
+TEST_F(SimtGraph, WhatIsKnownOfACapture) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+  unsigned long long id = 0, second = 0;
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamGetCaptureInfo(stream_, &status, &id, &graph), cudaSuccess);
+  EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+  EXPECT_EQ(graph, nullptr);
+  const uint64_t live = counters().live_graphs;
+  for (unsigned long long* which : {&id, &second}) {
+    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    add_to(1);
+    EXPECT_EQ(cudaStreamGetCaptureInfo(stream_, &status, which, &graph), cudaSuccess);
+    EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+    size_t count = 0;
+    EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &count), cudaSuccess);
+    EXPECT_EQ(count, 1u);
+    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    EXPECT_EQ(counters().live_graphs, live + 1);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  EXPECT_NE(id, second);
+  EXPECT_EQ(counters().live_graphs, live);
+}
+
+// A function of the host can be captured, but not switched off; no node can once its graph is gone.
+TEST_F(SimtGraph, NodesThatCannotBeSwitchedOff) {
+  static int calls = 0;
+  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(cudaLaunchHostFunc(stream_, [](void* n) { calls += *static_cast<int*>(n); }, data_.data()), cudaSuccess);
+  add_to(1);
+  cudaGraph_t graph;
+  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+  cudaGraphNode_t nodes[2];
+  size_t count = 2;
+  ASSERT_EQ(cudaGraphGetNodes(graph, nodes, &count), cudaSuccess);
+  cudaGraphNodeType type;
+  EXPECT_EQ(cudaGraphNodeGetType(nodes[0], &type), cudaSuccess);
+  EXPECT_EQ(type, cudaGraphNodeTypeHost);
+  cudaGraphExec_t exec;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  EXPECT_EQ(cudaGraphNodeSetEnabled(exec, nodes[0], 0), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaGraphNodeSetEnabled(exec, nodes[1], 1), cudaSuccess);
+  data_[0] = 5, calls = 0;
+  EXPECT_EQ(cudaGraphLaunch(exec, stream_), cudaSuccess);
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphNodeSetEnabled(exec, nodes[1], 0), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(nullptr), cudaErrorInvalidValue);
+}
+
 TEST_F(SimtGraph, WhatMayNotHappenWhileCapturing) {
   void* p = nullptr;
   const auto spoils = [&](auto call) {
@@ -174,6 +257,7 @@ TEST_F(SimtGraph, WhatMayNotHappenWhileCapturing) {
   EXPECT_EQ(spoils([&] { return cudaDeviceSynchronize(); }), cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(spoils([&] { return cudaMalloc(&p, 16); }), cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(spoils([&] { return cudaMemset(data_.data(), 0, 16); }), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(spoils([&] { return cudaHostRegister(&p, 8, 0); }), cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
 }
 
@@ -221,6 +305,7 @@ TEST_F(SimtGraph, FaultsAreReportedByTheGraphLaunch) {
   cudaGraphExec_t exec;
   ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
   EXPECT_NE(fault_of([&] { cudaGraphLaunch(exec, stream_); }).find("past the end of data"), std::string::npos);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorIllegalAddress);  // a device would say so, from then on
   EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }

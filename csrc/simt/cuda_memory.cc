@@ -15,7 +15,12 @@ struct Block {
   Offered offered;
   size_t bytes;
 };
-std::unordered_map<void*, Block> blocks;
+struct Registered : Block {
+  bool mapped;
+};
+// Never destroyed: what is still there at the end of the process may not outlive the table of ranges.
+auto& blocks = *new std::unordered_map<void*, Block>;
+auto& registered = *new std::unordered_map<void*, Registered>;  // the host's memory that the device knows
 std::unordered_set<cudaGraphExec_t> executables;
 
 constexpr unsigned char kGarbage = 0xcb;
@@ -46,6 +51,15 @@ cudaError_t release(void* p) {
   blocks.erase(block);
   std::free(p);
   return cudaSuccess;
+}
+
+bool any_registered(const void* p, size_t bytes) {
+  const auto a = reinterpret_cast<uintptr_t>(p);
+  for (const auto& [begin, r] : registered) {
+    const auto b = reinterpret_cast<uintptr_t>(begin);
+    if (a < b + r.bytes && b < a + bytes) return true;
+  }
+  return false;
 }
 
 bool reads_device(cudaMemcpyKind kind) { return kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice; }
@@ -103,9 +117,31 @@ cudaError_t cudaFreeHost(void* p) {
   const Lock hold;
   return release(p);
 }
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned flags) {
+  const Lock hold;
+  const cudaError_t status = outside_capture();
+  if (status != cudaSuccess) return record(status);
+  if (!p || bytes == 0) return record(cudaErrorInvalidValue);
+  if (any_registered(p, bytes)) return record(cudaErrorHostMemoryAlreadyRegistered);
+  Offered offered(offer("registered host memory", p, bytes, Access::read_write, Contents::given));
+  registered.emplace(p, Registered{{std::move(offered), bytes}, (flags & cudaHostRegisterMapped) != 0});
+  engine.counters.live_bytes += bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* p) {
+  const Lock hold;
+  const cudaError_t status = outside_capture();
+  if (status != cudaSuccess) return record(status);
+  const auto r = registered.find(p);
+  if (r == registered.end()) return record(cudaErrorHostMemoryNotRegistered);
+  engine.counters.live_bytes -= r->second.bytes;
+  registered.erase(r);
+  return cudaSuccess;
+}
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   const Lock hold;
-  *device = blocks.count(host) ? host : nullptr;
+  const auto r = registered.find(host);
+  *device = blocks.count(host) || (r != registered.end() && r->second.mapped) ? host : nullptr;
   return record(*device ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -146,6 +182,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   const Lock hold;
   *exec = new CUgraphExec_st{graph->nodes, std::vector<bool>(graph->nodes.size(), true)};
   executables.insert(*exec);
+  ++engine.counters.live_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
@@ -164,7 +201,7 @@ namespace {
 // The position of a node of the graph in an executable made of it, or -1.
 int position(cudaGraphExec_t exec, cudaGraphNode_t node) {
   for (size_t i = 0; i < exec->nodes.size(); ++i)
-    if (exec->nodes[i].get() == node) return static_cast<int>(i);
+    if (exec->nodes[i].get() == node) return node->destroyed ? -1 : static_cast<int>(i);
   return -1;
 }
 }  // namespace
@@ -173,7 +210,7 @@ cudaError_t cudaGraphNodeSetEnabled(cudaGraphExec_t exec, cudaGraphNode_t node, 
   const Lock hold;
   if (!executables.count(exec)) return record(cudaErrorInvalidResourceHandle);
   const int i = position(exec, node);
-  if (i < 0) return record(cudaErrorInvalidValue);
+  if (i < 0 || node->type == cudaGraphNodeTypeHost) return record(cudaErrorInvalidValue);
   exec->enabled[static_cast<size_t>(i)] = enabled != 0;
   return cudaSuccess;
 }
@@ -188,11 +225,15 @@ cudaError_t cudaGraphNodeGetEnabled(cudaGraphExec_t exec, cudaGraphNode_t node, 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   const Lock hold;
   if (!executables.erase(exec)) return record(cudaErrorInvalidResourceHandle);
+  --engine.counters.live_graphs;
   delete exec;
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   const Lock hold;
+  if (!graph) return record(cudaErrorInvalidValue);
+  --engine.counters.live_graphs;
+  for (const auto& node : graph->nodes) node->destroyed = true;
   delete graph;
   return cudaSuccess;
 }

@@ -9,6 +9,7 @@
 struct CUgraphNode_st {
   cudaGraphNodeType type;
   std::function<void()> run;
+  bool destroyed = false;  // with its graph: executables still run it, but it can no longer be named
 };
 struct CUgraph_st {
   std::vector<std::shared_ptr<CUgraphNode_st>> nodes;  // in the order of the calls, which is one that the edges allow
@@ -24,6 +25,7 @@ namespace sic::simt {
 struct Capture {
   cudaStream_t origin;
   cudaStreamCaptureMode mode;
+  unsigned long long id;
   std::unique_ptr<CUgraph_st> graph = std::make_unique<CUgraph_st>();
   bool valid = true;
 };

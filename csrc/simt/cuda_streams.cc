@@ -112,16 +112,42 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "out of memory";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
-    case cudaErrorInvalidClusterSize:
-      return "invalid cluster size";
+    case cudaErrorECCUncorrectable:
+      return "uncorrectable ECC error encountered";
+    case cudaErrorNvlinkUncorrectable:
+      return "uncorrectable NVLink error detected during the execution";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
+    case cudaErrorIllegalAddress:
+      return "an illegal memory access was encountered";
+    case cudaErrorLaunchTimeout:
+      return "the launch timed out and was terminated";
+    case cudaErrorAssert:
+      return "device-side assert triggered";
+    case cudaErrorHostMemoryAlreadyRegistered:
+      return "part or all of the requested memory range is already mapped";
+    case cudaErrorHostMemoryNotRegistered:
+      return "pointer does not correspond to a registered memory region";
+    case cudaErrorHardwareStackError:
+      return "hardware stack error";
+    case cudaErrorIllegalInstruction:
+      return "an illegal instruction was encountered";
+    case cudaErrorMisalignedAddress:
+      return "misaligned address";
+    case cudaErrorInvalidAddressSpace:
+      return "operation not supported on global/shared address space";
+    case cudaErrorInvalidPc:
+      return "invalid program counter";
+    case cudaErrorLaunchFailure:
+      return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:
       return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureImplicit:
       return "operation would make the legacy stream depend on a capturing blocking stream";
+    case cudaErrorInvalidClusterSize:
+      return "invalid cluster size";
   }
   return "unrecognized error code";
 }
@@ -225,6 +251,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (stream && event->capture && event->capture->graph) stream->capture = event->capture;
   return cudaSuccess;
 }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  const Lock hold;
+  return record(enqueue(stream, cudaGraphNodeTypeHost, [=] { function(data); }));
+}
 
 // ---- events ----
 
@@ -273,7 +303,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   if (!known(stream)) return record(cudaErrorInvalidResourceHandle);
   if (!stream || stream->capture) return record(cudaErrorStreamCaptureUnsupported);
   stream->capture = std::make_shared<Capture>();
-  stream->capture->origin = stream, stream->capture->mode = mode;
+  static unsigned long long captures = 0;
+  stream->capture->origin = stream, stream->capture->mode = mode, stream->capture->id = ++captures;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
@@ -286,6 +317,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (s->capture == capture) s->capture = nullptr;
   if (!capture->valid) return record(cudaErrorStreamCaptureInvalidated);
   *graph = capture->graph.release();
+  ++engine.counters.live_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -294,5 +326,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   *status = !stream || !stream->capture ? cudaStreamCaptureStatusNone
             : stream->capture->valid    ? cudaStreamCaptureStatusActive
                                         : cudaStreamCaptureStatusInvalidated;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t* graph) {
+  const Lock hold;
+  const cudaError_t error = cudaStreamIsCapturing(stream, status);
+  if (error != cudaSuccess || *status != cudaStreamCaptureStatusActive) return error;
+  if (id) *id = stream->capture->id;
+  if (graph) *graph = stream->capture->graph.get();
   return cudaSuccess;
 }

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "simt/checker.h"
+#include "simt/cuda_state.h"
 
 namespace sic::simt {
 namespace {
@@ -133,7 +134,8 @@ void throw_fault() {
   if (of_kernel) message += "]";
   engine.error.clear();
   engine.call = {};
-  throw Error(message);
+  record(cudaErrorIllegalAddress);
+  throw Fault(message);
 }
 
 std::string launch_error(const void* entry, const char* why) { return kernel_name(entry) + ": " + why; }

@@ -9,10 +9,18 @@
 #include <memory>
 #include <tuple>
 
+#include "core/check.h"
 #include "simt/cuda_api.h"
 #include "simt/instructions.h"
 
 namespace sic::simt {
+
+// What a kernel may not do. On a device the context would be lost, or the result wrong; here only the launch has
+// failed.
+class Fault : public Error {
+ public:
+  using Error::Error;
+};
 
 // A kernel with its arguments, ready to run any number of times.
 struct KernelCall {
@@ -25,8 +33,8 @@ struct KernelCall {
   void (*run)(const void* arguments) = nullptr;  // one thread
 };
 
-// Runs the kernel, or records it if the stream captures. Error for a launch that CUDA would refuse, and for every fault
-// of the kernel.
+// Runs the kernel, or records it if the stream captures. Error for a launch that CUDA would refuse, Fault for one of
+// the kernel.
 void submit(KernelCall call, cudaStream_t stream);
 
 template <class... P>

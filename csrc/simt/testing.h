@@ -23,8 +23,9 @@ void set_clusters(bool on);         // whether it launches clusters of blocks
 struct Counters {
   uint64_t launches, threads, switches, accesses;  // graph launches count each kernel that they run
   uint64_t graph_launches, copies, fills;
-  uint64_t allocations, frees, live_bytes;  // of device memory and of pinned host memory
+  uint64_t allocations, frees, live_bytes;  // of device memory and of pinned host memory; the last of registered too
   uint64_t synchronisations;                // of the host with the device
+  uint64_t live_graphs;                     // graphs, and executables made of them
 };
 Counters counters();
 

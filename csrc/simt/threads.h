@@ -71,4 +71,5 @@ __forceinline__ void __syncwarp(unsigned mask = 0xffffffffu, SIC_SIMT_SITE) {
   ::sic::simt::forget_memory();
 }
 __forceinline__ void __threadfence() { ::sic::simt::device_fence(); }
+__forceinline__ void __threadfence_system() { ::sic::simt::device_fence(); }
 __forceinline__ void __threadfence_block() {}
