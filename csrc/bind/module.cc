@@ -15,6 +15,7 @@ void bind_termination(py::module_&);
 void bind_ragged(py::module_&);
 void bind_replay(py::module_&);
 void bind_cursor_word(py::module_&);
+void bind_graph(py::module_&);
 #if defined(SIC_SIMT)
 void bind_simt(py::module_&);
 #else
@@ -43,6 +44,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::bind_ragged(m);
   sic::bind::bind_replay(m);
   sic::bind::bind_cursor_word(m);
+  sic::bind::bind_graph(m);
 #if defined(SIC_SIMT)
   sic::bind::bind_simt(m);
 #else

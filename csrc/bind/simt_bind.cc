@@ -26,53 +26,9 @@ pybind11::dict counters() {
   d["launches"] = c.launches, d["threads"] = c.threads, d["switches"] = c.switches, d["accesses"] = c.accesses;
   d["graph_launches"] = c.graph_launches, d["copies"] = c.copies, d["fills"] = c.fills;
   d["allocations"] = c.allocations, d["frees"] = c.frees, d["live_bytes"] = c.live_bytes;
-  d["synchronisations"] = c.synchronisations;
+  d["synchronisations"] = c.synchronisations, d["live_graphs"] = c.live_graphs;
   return d;
 }
-
-struct Stream {
-  Stream() { gpu::check_cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "stream"); }
-  ~Stream() { cudaStreamDestroy(handle); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t handle = nullptr;
-};
-
-// A graph of what `function` launches on this thread, replayed any number of times. As torch's graphs do, it keeps the
-// memory that its calls used.
-class Graph {
- public:
-  explicit Graph(const pybind11::function& function) {
-    if (simt_capture()) Check("Graph").fail("function", "a call while a graph is captured", "one capture at a time");
-    capture_.stream = stream_.handle;
-    gpu::check_cuda(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeGlobal), "capture");
-    simt_capture() = &capture_;
-    cudaGraph_t graph = nullptr;
-    try {
-      function();
-    } catch (...) {  // what went wrong is worth more than that the capture is void
-      simt_capture() = nullptr;
-      cudaStreamEndCapture(stream_.handle, &graph);
-      cudaGraphDestroy(graph);
-      cudaGetLastError();
-      throw;
-    }
-    simt_capture() = nullptr;
-    gpu::check_cuda(cudaStreamEndCapture(stream_.handle, &graph), "capture");
-    gpu::check_cuda(cudaGraphInstantiate(&exec_, graph), "graph");
-    cudaGraphDestroy(graph);
-  }
-  ~Graph() { cudaGraphExecDestroy(exec_); }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void replay() { gpu::check_cuda(cudaGraphLaunch(exec_, stream_.handle), "graph"); }
-
- private:
-  SimtCapture capture_;
-  Stream stream_;
-  cudaGraphExec_t exec_ = nullptr;
-};
 
 int positive(const char* op, int64_t n) {
   Check(op).value(n >= 1 && n < int64_t{1} << 31, "number", static_cast<double>(n), "1 to 2^31 - 1");
@@ -87,9 +43,6 @@ SimtCapture*& simt_capture() {
 }
 
 void bind_simt(pybind11::module_& m) {
-  pybind11::class_<Graph>(m, "Graph", "Graph(function): captures what a call of it launches; replay() runs that again")
-      .def(pybind11::init<pybind11::function>())
-      .def("replay", &Graph::replay);
   m.def("create_stream", [] {
     cudaStream_t stream = nullptr;
     gpu::check_cuda(cudaStreamCreate(&stream), "stream");

@@ -28,7 +28,12 @@ class FingerprintMismatch(CursorError):
 
 
 class ContextPoisoned(SicError):
-    """The device context is lost (an illegal access, an ECC error): nothing in it may be read again."""
+    """The device context is lost (an illegal access, an ECC error): nothing in it may be read again.
+
+    segment: which one was running, where that is known.
+    """
+
+    segment: str | None = None
 
 
 class PlanError(SicError):

@@ -21,7 +21,7 @@ from ..runtime.log import get_logger
 from .cursor import MAX_POSITIONS, Cursor, boot_id
 from .cursor_word import MAX_FINGERPRINT, PROCESS, CursorWord, RunRecord
 from .engine import CpuEngine, Engine
-from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, StaleCursor
+from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, PlanError, StaleCursor
 from .outcomes import Explanation, Interrupted, Progress, Result
 from .segments import Segment, bound, check_flow, digest_of
 
@@ -368,19 +368,23 @@ class ReplayPlan:
         at = first
         self.engine.begin(record)
         try:
-            while at < total:
-                reason = "stop" if limits.asked() else "deadline" if limit is not None and self.clock() >= limit else ""
-                if reason:
-                    break
-                chunk, layer = divmod(at, layers)
-                error = self._attempt(layer, record.begin + chunk * record.chunk, limits.retries)
-                if error is not None:
-                    reason = "exception"
-                    break
-                at += 1
-            at = self.engine.settle(at)
+            try:
+                while at < total:
+                    over = limit is not None and self.clock() >= limit
+                    reason = "stop" if limits.asked() else "deadline" if over else ""
+                    if reason:
+                        break
+                    chunk, layer = divmod(at, layers)
+                    error = self._attempt(layer, record.begin + chunk * record.chunk, limits.retries)
+                    if error is not None:
+                        reason = "exception"
+                        break
+                    at += 1
+            finally:  # what is under way comes to its end, also before an interrupt passes through
+                done = self.engine.settle(at)
+            at = done
         except ContextPoisoned as lost:
-            self._poisoned = self.names[at % layers]
+            self._poisoned = lost.segment or self.names[at % layers]
             raise ContextPoisoned(f"segment {self._poisoned!r}: {lost}") from lost
         executed = Progress(self.names, record.begin, record.chunk, first, at)
         seconds = (self.clock() - began) / 1e9
@@ -399,7 +403,7 @@ class ReplayPlan:
             try:
                 self.engine.run(layer, position)
                 return None
-            except ContextPoisoned:
+            except (ContextPoisoned, PlanError):
                 raise
             except Exception as error:
                 _log.warning("segment %s at token %d: %r; %d retries left", self.names[layer], position, error, left)

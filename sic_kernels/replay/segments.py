@@ -30,7 +30,8 @@ class Rows:
 class Step:
     """What a segment is called with: `step[name]` is a buffer, `step.position` the first token, `step.count` how many.
 
-    Everything a segment computes must follow from these: it is what makes a second run give the same bits.
+    Everything a segment computes must follow from these: it is what makes a second run give the same bits. A captured segment is
+    not called again: where it runs it reads from `positions`, `length` and `uniform` (docs/replay_cuda.md).
     """
 
     __slots__ = ("_tensors", "count", "epoch", "layer", "position", "seed")
@@ -47,9 +48,23 @@ class Step:
         """The token after the chunk."""
         return self.position + self.count
 
+    @property
+    def positions(self) -> Tensor:
+        """int64 [count]: of the chunk's tokens, where the buffers are; as slots of a cache, or for `index_copy_`."""
+        return torch.arange(self.position, self.end, device=self._device)
+
+    @property
+    def length(self) -> Tensor:
+        """int64 [1]: tokens that there are once the chunk has been appended, where the buffers are."""
+        return torch.tensor([self.end], device=self._device)
+
     def uniform(self, out: Tensor) -> Tensor:
         """Fills `out` (float32) with random numbers from [0, 1) that follow from (seed, position, layer) alone."""
         return uniform((self.seed, self.position, self.layer), out=out)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((x.device for x in self._tensors.values()), torch.device("cpu"))
 
 
 @dataclasses.dataclass(frozen=True)
