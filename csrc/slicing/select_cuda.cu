@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(kChunkThreads) select_keep(SelectTask a, Selec
     };
     for (int32_t n = 0; n < a.keep_count; ++n) {
       const int64_t at = b * a.keep_stride[0] + n * a.keep_stride[1];
-      const int64_t from = a.keep[at] > 0 ? a.keep[at] : 0, to = a.keep[at + 1] < tokens ? a.keep[at + 1] : tokens;
+      const int64_t begin = a.keep[at], end = a.keep[at + 1];
+      const int64_t from = begin > 0 ? begin : 0, to = end < tokens ? end : tokens;
       if (from < to) bits |= span_bits(from / a.page, (to + a.page - 1) / a.page);
     }
     bits &= span_bits(edges.front, edges.back);

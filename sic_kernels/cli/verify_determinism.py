@@ -152,7 +152,7 @@ def _problem(batch: int) -> SimpleNamespace:
     return SimpleNamespace(
         q=q, k=k, v=v, table=table, lens=lens, sketch=sketch, scores=scores, chosen=chosen,
         rows=k.view(wide, pages_each, HEADS, PAGE, DIM).transpose(1, 2).reshape(wide, HEADS, -1, DIM)[:batch],
-        summary=slicing.page_summary(k, table, lens),
+        summary=slicing.page_summary(k, table, lens), keep=torch.tensor([[[7 * i, 300], [500, 501]] for i in range(batch)]),
         outs=torch.stack([out for out, _ in states]), lses=torch.stack([lse for _, lse in states]),
     )  # fmt: skip
 
@@ -189,8 +189,8 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
         keys, values, starts = slicing.gather(p.k, p.v, *paged, p.chosen, **forced)
         return keys[None, : starts[HEADS]], values[None, : starts[HEADS]]  # rows are packed: those of sequence 0
 
-    def attend() -> tuple:
-        got = slicing.attend(p.q, p.k, p.v, p.sketch, *paged, **forced)
+    def attend(keep: Any = None) -> tuple:
+        got = slicing.attend(p.q, p.k, p.v, p.sketch, *paged, keep=keep, **forced)
         assert got.selection is not None  # only a dense layer has none
         return got.out, got.lse, got.selection.indices, got.selection.counts, got.omitted_mass, got.status
 
@@ -208,6 +208,7 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
         "merge_states": lambda: tuple(slicing.merge_states(p.outs[0], p.lses[0], p.outs[1], p.lses[1], **forced)),
         "merge_many": lambda: tuple(slicing.merge_many(p.outs, p.lses, **forced)),
         "attend": attend,
+        "attend, spans kept": lambda: attend(p.keep),
         **_coded_operations(p, batch, forced),
         **_head_operations(batch, forced),
         **_ragged_operations(batch, forced),
