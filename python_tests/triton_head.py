@@ -179,6 +179,16 @@ def test_merged_parts_are_the_whole(cuts):
     compare(cases.extras_case(3, 4500, torch.float32, 5), merged, reference("merge_stats", "head")(*stacked))
 
 
+def test_merged_lists_of_negative_logits():
+    """Three ids in a list that the kernel has room for four in: what fills it is below every logit."""
+    part = triton_kernels.logits_part(*cases.logits_inputs(torch.tensor([[-3.0, -1.0, -torch.inf, -2.0]]), k=3))
+    empty = triton_kernels.logits_part(*cases.logits_inputs(torch.full((1, 2), -torch.inf), k=3, vocab_start=4))
+    merged = TokenStats(*triton_kernels.merge_stats(*(torch.stack(x) for x in zip(part, empty)), None))
+    assert merged.argmax.tolist() == [1]
+    assert merged.topk_ids.tolist() == [[1, 3, 0]]
+    assert merged.topk_logprobs[0].tolist() == pytest.approx([-0.407606, -1.407606, -2.407606], abs=1e-6)
+
+
 @pytest.mark.parametrize("op", ["logits_stats", "lm_head_stats", "probe"])
 def test_a_row_does_not_depend_on_its_batch(op):
     """Rows of 20 alone, at other places of a tile; and the whole once more."""
