@@ -18,14 +18,21 @@ from typing import Any
 
 import torch
 
+from sic_kernels.delta import cases as delta_cases
+from sic_kernels.head import cases as head_cases
+from sic_kernels.ragged import cases as ragged_cases
 from sic_kernels.runtime import clocks
 from sic_kernels.runtime.bench_report import Bench
-from sic_kernels.slicing import benches, cases
+from sic_kernels.slicing import benches
+from sic_kernels.slicing import cases as slicing_cases
 from sic_kernels.slicing.cases import BenchShape
-from sic_kernels.testing import assert_close, assert_same_bits, run
+from sic_kernels.testing import Case, assert_same_bits
 
+LISTS = (slicing_cases, delta_cases, head_cases, ragged_cases)
 EACH = 3  # cases of a list
-LONGEST = 2200  # tokens, or scores of a row: a sanitizer is a hundred times slower
+# Of a case, at most: a sanitizer is a hundred times slower.
+LONGEST = 2200  # tokens, or scores of a row
+MOST_WEIGHTS = 1 << 22  # of an LM head
 
 # What a decoder changes between two replays besides q, and the benchmarks that do not mind: the others' selections are given.
 SHORTER = 17
@@ -38,37 +45,34 @@ Capture = Callable[[Callable[[int], Any], int], Any]  # -> something with replay
 # --- cases --------------------------------------------------------------------------------------------------------------
 
 
-def length(case: cases.Case) -> int:
-    """Tokens of its sequences, or scores of a row."""
-    return sum(int(n) for n in str(case.shape.get("lens", case.shape.get("len", 0))).split("_"))
+def is_short(case: Case) -> bool:
+    """Few tokens, scores, weights; not none."""
+    shape = case.shape
+    lengths = str(shape.get("lens", shape.get("len", shape.get("n", 1))))
+    tokens = sum(int(n) for n in lengths.split("_") if n)
+    return 0 < tokens <= LONGEST and shape.get("D", 0) * shape.get("V", 0) <= MOST_WEIGHTS
 
 
-def chosen(grid: str) -> list[cases.Case]:
-    """A few short cases from all over a list."""
-    short = [case for case in cases.grid(grid) if length(case) <= LONGEST]
-    return short[:: max(1, -(-len(short) // EACH))]
+def chosen(grid: list[Case]) -> list[Case]:
+    """A few short cases of a list: its first, its last, some in between."""
+    short = [case for case in grid if is_short(case)]
+    last = len(short) - 1
+    return [short[n] for n in sorted({i * last // (EACH - 1) for i in range(EACH)})]
 
 
-def check_case(case: cases.Case, backend: str) -> None:
+def check_case(case: Case, backend: str) -> None:
     """Against the definition, and the same bits again."""
-    inputs = case.inputs()
-    want = case.expected(inputs)
-    got, again = (run(case.op, inputs, backend) for _ in range(2))
-    for i, (g, a, w) in enumerate(zip(got, again, want)):
-        what = f"{case.op} {case.name}: result {i}"
-        assert_same_bits(a, g, f"{what}, a second time")
-        if case.tolerance == cases.EXACT:
-            assert_same_bits(g, w, what)
-        else:
-            limit = case.tolerance
-            atol, rtol = (limit.lse, 1e-6) if i else (limit.atol, limit.rtol)
-            assert_close(g, w, atol=atol, rtol=rtol, what=what)
+    want = case.expected(case.inputs())
+    got, again = (case.run(case.inputs(), backend) for _ in range(2))
+    for i, (g, a) in enumerate(zip(got, again, strict=True)):
+        assert_same_bits(a, g, f"{case.op} {case.name}: result {i}, a second time")
+    case.compare(got, want)
 
 
 def all_cases(backend: str, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Name and check of every case: those of the lists, then each benchmark's own check of its results."""
-    for grid in cases.grids():
-        for case in chosen(grid):
+    """Name and check of every case: those of the families' lists, then each benchmark's own check of its results."""
+    for family in LISTS:
+        for case in itertools.chain.from_iterable(chosen(family.grid(name)) for name in family.grids()):
             yield f"{case.op} {case.name}", lambda case=case: check_case(case, backend)
     inputs = benches.Inputs(BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
     for name in benches.NAMES:
