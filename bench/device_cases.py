@@ -18,14 +18,16 @@ from typing import Any
 
 import torch
 
+from sic_kernels.delta import benches as delta_benches
 from sic_kernels.delta import cases as delta_cases
+from sic_kernels.head import benches as head_benches
 from sic_kernels.head import cases as head_cases
+from sic_kernels.ragged import benches as ragged_benches
 from sic_kernels.ragged import cases as ragged_cases
 from sic_kernels.runtime import clocks
 from sic_kernels.runtime.bench_report import Bench
-from sic_kernels.slicing import benches
+from sic_kernels.slicing import benches as slicing_benches
 from sic_kernels.slicing import cases as slicing_cases
-from sic_kernels.slicing.cases import BenchShape
 from sic_kernels.testing import Case, assert_same_bits
 
 LISTS = (slicing_cases, delta_cases, head_cases, ragged_cases)
@@ -34,9 +36,24 @@ EACH = 3  # cases of a list
 LONGEST = 2200  # tokens, or scores of a row
 MOST_WEIGHTS = 1 << 22  # of an LM head
 
-# What a decoder changes between two replays besides q, and the benchmarks that do not mind: the others' selections are given.
+# Benchmarks and how their inputs are made, at a small shape and where a row takes several blocks, splits or segments.
+CACHES = (slicing_cases.BenchShape(2048, B=2, heads=2, D=64), slicing_cases.BenchShape(20000, heads=2))
+BENCHES = (
+    (slicing_benches, slicing_benches.Inputs, CACHES),
+    (delta_benches, delta_benches.CodedInputs, CACHES),
+    (head_benches, head_benches.Inputs, (head_cases.HeadShape(2, 1000, 70), head_cases.HeadShape(8, 49152, 576))),
+    (
+        ragged_benches,
+        ragged_benches.Inputs,
+        (ragged_cases.RaggedShape(3, 40, 24), ragged_cases.RaggedShape(8, 1024, 576)),
+    ),
+)
+# What a decoder also changes between two replays, and the benchmarks that do not mind: the others' selections are given.
 SHORTER = 17
-FOLLOW_LENGTHS = ("attend 12 %", "attend 6 %", "attend pages 12 %", "dense", "score_tokens", "select")
+FOLLOW_LENGTHS = (
+    "attend 12 %", "attend 6 %", "attend pages 12 %", "dense", "score_tokens", "select", "delta dense", "delta 12 %",
+    "delta 6 %", "decode",
+)  # fmt: skip
 
 Tensor = torch.Tensor
 Capture = Callable[[Callable[[int], Any], int], Any]  # -> something with replay()
@@ -74,19 +91,21 @@ def all_cases(backend: str, device: str) -> Iterator[tuple[str, Callable[[], Non
     for family in LISTS:
         for case in itertools.chain.from_iterable(chosen(family.grid(name)) for name in family.grids()):
             yield f"{case.op} {case.name}", lambda case=case: check_case(case, backend)
-    inputs = benches.Inputs(BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
-    for name in benches.NAMES:
-        yield name, lambda name=name: benches.build(name, inputs).verify()
+    inputs = slicing_benches.Inputs(slicing_cases.BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
+    for name in slicing_benches.NAMES:
+        yield name, lambda name=name: slicing_benches.build(name, inputs).verify()
 
 
 # --- graphs -------------------------------------------------------------------------------------------------------------
 
 
-def check_graph(bench: Bench, inputs: benches.Inputs, capture: Capture) -> None:
+def check_graph(bench: Bench, inputs: Any, capture: Capture) -> None:
     """A replay gives the bits of a call: on the inputs of the capture, and after they have changed in place."""
     graph = capture(bench.function, 0)
     compare(bench, graph, f"{bench.name}, {bench.shape.name}")
-    inputs.q[0].copy_(inputs.q[1])
+    for sets in vars(inputs).values():
+        if isinstance(sets, list) and isinstance(sets[0], Tensor):
+            sets[0].copy_(sets[1])
     follows = bench.name in FOLLOW_LENGTHS
     if follows:
         inputs.seq_lens.sub_(SHORTER)
@@ -115,14 +134,14 @@ def into_zeros(bench: Bench, call: Callable[[], Any]) -> list[Tensor]:
 
 
 def all_graphs(device: str, capture: Capture) -> Iterator[tuple[str, Callable[[], None]]]:
-    """At a small shape, and where selections take several blocks and lists several splits."""
-    for shape in (BenchShape(1000, B=2, heads=2, D=64), BenchShape(20000, heads=2)):
-        inputs = benches.Inputs(shape, sets=2, device=device)
-        for name in benches.NAMES:
-            yield (
-                f"{name}, {shape.name}",
-                lambda name=name, inputs=inputs: check_graph(benches.build(name, inputs), inputs, capture),
-            )
+    for family, make, shapes in BENCHES:
+        for shape in shapes:
+            inputs = make(shape, sets=2, device=device)
+            for name in family.NAMES:
+                yield (
+                    f"{name}, {shape.name}",
+                    lambda f=family, n=name, i=inputs: check_graph(f.build(n, i), i, capture),
+                )
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

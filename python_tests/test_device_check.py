@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sic_kernels import testing
+from sic_kernels.cli import bench
 from sic_kernels.slicing import benches
-from sic_kernels.slicing.cases import BenchShape
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "bench" / "device_check.sh"
@@ -262,14 +262,21 @@ class Replays:
 
 
 @pytest.mark.parametrize("works", [True, False])
-@pytest.mark.parametrize("name", benches.NAMES)
-def test_graphs_are_held_to_calls(name, works):
-    inputs = benches.Inputs(BenchShape(300, heads=2, D=64), sets=2)
-    lengths = inputs.seq_lens.clone()
-    bench = benches.build(name, inputs)
+@pytest.mark.parametrize(
+    ("name", "family", "make", "shape"),
+    [(name, family, make, shapes[0]) for family, make, shapes in device_cases.BENCHES for name in family.NAMES],
+)
+def test_graphs_are_held_to_calls(name, family, make, shape, works):
+    inputs = make(shape, sets=2)
+    lengths = inputs.seq_lens.clone() if hasattr(inputs, "seq_lens") else None
+    bench = family.build(name, inputs)
     if works:
         device_cases.check_graph(bench, inputs, lambda f, i: Replays(f, i, True))
     else:
         with pytest.raises(AssertionError, match="of a replay"):
             device_cases.check_graph(bench, inputs, lambda f, i: Replays(f, i, False))
-    assert torch.equal(inputs.seq_lens, lengths)
+    assert lengths is None or torch.equal(inputs.seq_lens, lengths)
+
+
+def test_every_benchmark_is_captured():
+    assert {module.FAMILY.name for module, _, _ in device_cases.BENCHES} == set(bench.FAMILIES)
