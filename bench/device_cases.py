@@ -18,18 +18,42 @@ from typing import Any
 
 import torch
 
+from sic_kernels.delta import benches as delta_benches
+from sic_kernels.delta import cases as delta_cases
+from sic_kernels.head import benches as head_benches
+from sic_kernels.head import cases as head_cases
+from sic_kernels.ragged import benches as ragged_benches
+from sic_kernels.ragged import cases as ragged_cases
 from sic_kernels.runtime import clocks
 from sic_kernels.runtime.bench_report import Bench
-from sic_kernels.slicing import benches, cases
-from sic_kernels.slicing.cases import BenchShape
-from sic_kernels.testing import assert_close, assert_same_bits, run
+from sic_kernels.slicing import benches as slicing_benches
+from sic_kernels.slicing import cases as slicing_cases
+from sic_kernels.testing import Case, assert_same_bits
 
+LISTS = (slicing_cases, delta_cases, head_cases, ragged_cases)
 EACH = 3  # cases of a list
-LONGEST = 2200  # tokens, or scores of a row: a sanitizer is a hundred times slower
+# Of a case, at most: a sanitizer is a hundred times slower.
+LONGEST = 2200  # tokens, or scores of a row
+MOST_WEIGHTS = 1 << 22  # of an LM head
 
-# What a decoder changes between two replays besides q, and the benchmarks that do not mind: the others' selections are given.
+# Benchmarks and how their inputs are made, at a small shape and where a row takes several blocks, splits or segments.
+CACHES = (slicing_cases.BenchShape(2048, B=2, heads=2, D=64), slicing_cases.BenchShape(20000, heads=2))
+BENCHES = (
+    (slicing_benches, slicing_benches.Inputs, CACHES),
+    (delta_benches, delta_benches.CodedInputs, CACHES),
+    (head_benches, head_benches.Inputs, (head_cases.HeadShape(2, 1000, 70), head_cases.HeadShape(8, 49152, 576))),
+    (
+        ragged_benches,
+        ragged_benches.Inputs,
+        (ragged_cases.RaggedShape(3, 40, 24), ragged_cases.RaggedShape(8, 1024, 576)),
+    ),
+)
+# What a decoder also changes between two replays, and the benchmarks that do not mind: the others' selections are given.
 SHORTER = 17
-FOLLOW_LENGTHS = ("attend 12 %", "attend 6 %", "attend pages 12 %", "dense", "score_tokens", "select")
+FOLLOW_LENGTHS = (
+    "attend 12 %", "attend 6 %", "attend pages 12 %", "dense", "score_tokens", "select", "delta dense", "delta 12 %",
+    "delta 6 %", "decode",
+)  # fmt: skip
 
 Tensor = torch.Tensor
 Capture = Callable[[Callable[[int], Any], int], Any]  # -> something with replay()
@@ -38,51 +62,50 @@ Capture = Callable[[Callable[[int], Any], int], Any]  # -> something with replay
 # --- cases --------------------------------------------------------------------------------------------------------------
 
 
-def length(case: cases.Case) -> int:
-    """Tokens of its sequences, or scores of a row."""
-    return sum(int(n) for n in str(case.shape.get("lens", case.shape.get("len", 0))).split("_"))
+def is_short(case: Case) -> bool:
+    """Few tokens, scores, weights; not none."""
+    shape = case.shape
+    lengths = str(shape.get("lens", shape.get("len", shape.get("n", 1))))
+    tokens = sum(int(n) for n in lengths.split("_") if n)
+    return 0 < tokens <= LONGEST and shape.get("D", 0) * shape.get("V", 0) <= MOST_WEIGHTS
 
 
-def chosen(grid: str) -> list[cases.Case]:
-    """A few short cases from all over a list."""
-    short = [case for case in cases.grid(grid) if length(case) <= LONGEST]
-    return short[:: max(1, -(-len(short) // EACH))]
+def chosen(grid: list[Case]) -> list[Case]:
+    """A few short cases of a list: its first, its last, some in between."""
+    short = [case for case in grid if is_short(case)]
+    last = len(short) - 1
+    return [short[n] for n in sorted({i * last // (EACH - 1) for i in range(EACH)})]
 
 
-def check_case(case: cases.Case, backend: str) -> None:
+def check_case(case: Case, backend: str) -> None:
     """Against the definition, and the same bits again."""
-    inputs = case.inputs()
-    want = case.expected(inputs)
-    got, again = (run(case.op, inputs, backend) for _ in range(2))
-    for i, (g, a, w) in enumerate(zip(got, again, want)):
-        what = f"{case.op} {case.name}: result {i}"
-        assert_same_bits(a, g, f"{what}, a second time")
-        if case.tolerance == cases.EXACT:
-            assert_same_bits(g, w, what)
-        else:
-            limit = case.tolerance
-            atol, rtol = (limit.lse, 1e-6) if i else (limit.atol, limit.rtol)
-            assert_close(g, w, atol=atol, rtol=rtol, what=what)
+    want = case.expected(case.inputs())
+    got, again = (case.run(case.inputs(), backend) for _ in range(2))
+    for i, (g, a) in enumerate(zip(got, again, strict=True)):
+        assert_same_bits(a, g, f"{case.op} {case.name}: result {i}, a second time")
+    case.compare(got, want)
 
 
 def all_cases(backend: str, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Name and check of every case: those of the lists, then each benchmark's own check of its results."""
-    for grid in cases.grids():
-        for case in chosen(grid):
+    """Name and check of every case: those of the families' lists, then each benchmark's own check of its results."""
+    for family in LISTS:
+        for case in itertools.chain.from_iterable(chosen(family.grid(name)) for name in family.grids()):
             yield f"{case.op} {case.name}", lambda case=case: check_case(case, backend)
-    inputs = benches.Inputs(BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
-    for name in benches.NAMES:
-        yield name, lambda name=name: benches.build(name, inputs).verify()
+    inputs = slicing_benches.Inputs(slicing_cases.BenchShape(700, B=2, heads=2, D=64), sets=2, device=device)
+    for name in slicing_benches.NAMES:
+        yield name, lambda name=name: slicing_benches.build(name, inputs).verify()
 
 
 # --- graphs -------------------------------------------------------------------------------------------------------------
 
 
-def check_graph(bench: Bench, inputs: benches.Inputs, capture: Capture) -> None:
+def check_graph(bench: Bench, inputs: Any, capture: Capture) -> None:
     """A replay gives the bits of a call: on the inputs of the capture, and after they have changed in place."""
     graph = capture(bench.function, 0)
     compare(bench, graph, f"{bench.name}, {bench.shape.name}")
-    inputs.q[0].copy_(inputs.q[1])
+    for sets in vars(inputs).values():
+        if isinstance(sets, list) and isinstance(sets[0], Tensor):
+            sets[0].copy_(sets[1])
     follows = bench.name in FOLLOW_LENGTHS
     if follows:
         inputs.seq_lens.sub_(SHORTER)
@@ -111,14 +134,14 @@ def into_zeros(bench: Bench, call: Callable[[], Any]) -> list[Tensor]:
 
 
 def all_graphs(device: str, capture: Capture) -> Iterator[tuple[str, Callable[[], None]]]:
-    """At a small shape, and where selections take several blocks and lists several splits."""
-    for shape in (BenchShape(1000, B=2, heads=2, D=64), BenchShape(20000, heads=2)):
-        inputs = benches.Inputs(shape, sets=2, device=device)
-        for name in benches.NAMES:
-            yield (
-                f"{name}, {shape.name}",
-                lambda name=name, inputs=inputs: check_graph(benches.build(name, inputs), inputs, capture),
-            )
+    for family, make, shapes in BENCHES:
+        for shape in shapes:
+            inputs = make(shape, sets=2, device=device)
+            for name in family.NAMES:
+                yield (
+                    f"{name}, {shape.name}",
+                    lambda f=family, n=name, i=inputs: check_graph(f.build(n, i), i, capture),
+                )
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

@@ -497,7 +497,6 @@ TEST_P(Delta, DamagedTagsStayInBounds) {
   delta_decode(p.decode_args(), kCpu);
 }
 
-#define SIC_ISA_VALUE(isa) Isa::isa,
 INSTANTIATE_TEST_SUITE_P(EveryIsa, Delta, testing::ValuesIn({SIC_FOR_EACH_ISA(SIC_ISA_VALUE)}),
                          [](const auto& info) { return name(info.param); });
 

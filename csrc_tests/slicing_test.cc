@@ -212,7 +212,6 @@ TEST_P(Slicing, BadArgumentsTouchNothing) {
   }
 }
 
-#define SIC_ISA_VALUE(isa) Isa::isa,
 INSTANTIATE_TEST_SUITE_P(EveryIsa, Slicing, testing::ValuesIn({SIC_FOR_EACH_ISA(SIC_ISA_VALUE)}),
                          [](const auto& info) { return name(info.param); });
 

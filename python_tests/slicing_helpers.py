@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sic_kernels.slicing.cases import EXACT, Case, attention_inputs
-from sic_kernels.testing import PagedCache, assert_close, assert_same_bits, run, run_guarded
+from sic_kernels.slicing.cases import Case, attention_inputs
+from sic_kernels.testing import PagedCache, run, run_guarded
+from sic_kernels.testing import compare as compare
 
 NATIVE = ["cpu", "simt"]  # compared with the reference
 EVERY = ["ref", *NATIVE]  # compared with golden values and independent formulas
@@ -28,19 +29,7 @@ def check_case(case: Case, backend: str, inputs=None) -> None:
     inputs = case.inputs() if inputs is None else inputs
     want = case.expected(inputs)
     outs = run_guarded(case.op, inputs, backend, want)
-    compare([g.tensor for g in outs], want, case.tolerance, case.op)
-
-
-def compare(got, want, tolerance=EXACT, what="result"):
-    """Results against the reference: bit for bit, or the first within the tolerance and the second as an LSE."""
-    assert len(got) == len(want), f"{what}: {len(got)} results, expected {len(want)}"
-    if tolerance == EXACT:
-        for i, (g, w) in enumerate(zip(got, want)):
-            assert_same_bits(g, w, f"{what}: result {i}")
-        return
-    assert_close(got[0], want[0], atol=tolerance.atol, rtol=tolerance.rtol, what=f"{what}: result 0")
-    if len(want) == 2:
-        assert_close(got[1], want[1], atol=tolerance.lse, rtol=1e-6, what=f"{what}: lse")
+    case.compare([g.tensor for g in outs], want)
 
 
 def contiguous_cache(k, v, lens) -> PagedCache:

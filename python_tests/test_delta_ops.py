@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from delta_helpers import by_case, check_case, compare_pages, native_backend, run, thinned
+from delta_helpers import by_case, check_case, native_backend, run, thinned
 
 from sic_kernels import ArgumentError, delta
 from sic_kernels.delta import cases, reference
+from sic_kernels.delta.cases import compare_pages
 from sic_kernels.delta.levels import BITS
 from sic_kernels.slicing import KeySketch, Selection, SketchParams
 from sic_kernels.testing import assert_close, assert_same_bits, generator, randn, random_selection

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from head_helpers import by_case, check_case, compare, every_backend, native_backend, run, same_nan, stats_of, thinned
+from head_helpers import by_case, check_case, every_backend, native_backend, run, same_nan, stats_of, thinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_slicing_determinism import instruction_set
@@ -215,7 +215,7 @@ def test_grid(case, backend):
 
 
 @native_backend
-@by_case(list(cases.part_grid()))
+@by_case([*cases.part_grid(), *cases.merge_grid()])
 def test_parts(case, backend):
     check_case(case, backend)
 
@@ -385,4 +385,4 @@ def test_fuzz(backend, seed, B, V, k, dtype, holes):
     x = (x.round() if seed % 2 else x).to(dtype)  # many ties
     inputs = cases.logits_inputs(x, **cases.all_extras(gen, B, V, k))
     case = cases.holes_case(B, V, 1.0, dtype)
-    compare(case, run("logits_stats", inputs, backend), run("logits_stats", inputs, "ref"))
+    case.compare(case.run(inputs, backend), case.expected(inputs))

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slicing_helpers import every_backend, native_backend
+from slicing_helpers import by_case, every_backend, native_backend
 from triton_process import check_interpreted, needs_triton
 
 import sic_kernels as sic
 from sic_kernels.head import Reason, TerminationRule, TerminationState, TokenStats, record_stops, termination_step
+from sic_kernels.head.cases import random_rule, random_step, termination_grid, termination_inputs
 from sic_kernels.testing import assert_same_bits, generator, guarded, run
 
 NAN = math.nan
@@ -26,11 +27,6 @@ def stats_of(entropy, status=None):
     return TokenStats(*[None] * 8, status)._replace(entropy=entropy)
 
 
-def inputs_of(rule, state, tokens, score=None, stats=None, matched=None):
-    seen = (None, None) if stats is None else (stats.entropy, stats.status)
-    return (tokens, score, *seen, matched, *tensors(state), *rule.inputs())
-
-
 def tensors(state):
     return tuple(getattr(state, field.name) for field in dataclasses.fields(state))
 
@@ -40,7 +36,7 @@ def step(backend, rule, state, tokens, score=None, stats=None, matched=None):
     tokens = torch.tensor(tokens)
     score = None if score is None else torch.tensor(score)
     matched = None if matched is None else torch.tensor(matched)
-    inputs = inputs_of(rule, state, tokens, score, stats, matched)
+    inputs = termination_inputs(rule, state, tokens, score, stats, matched)
     done, reason = run("termination_step", inputs, backend, family="head")
     assert torch.equal(done, state.done)
     assert torch.equal(reason, state.reason)
@@ -62,7 +58,7 @@ def scored(backend, scores, input_len=0, **rule):
 def test_eos(dtype, backend):
     rule, state = TerminationRule(eos_ids=[2, 9]), TerminationState.allocate(4)
     tokens = torch.tensor([2, 3, 9, -1], dtype=dtype)
-    done, reason = run("termination_step", inputs_of(rule, state, tokens), backend, family="head")
+    done, reason = run("termination_step", termination_inputs(rule, state, tokens), backend, family="head")
     assert done.tolist() == [True, False, True, False]
     assert reason.tolist() == [EOS, 0, EOS, 0]
     assert state.generated.tolist() == [1] * 4
@@ -73,7 +69,7 @@ def test_eos(dtype, backend):
 def test_stop_string(dtype, backend):
     state = TerminationState.allocate(2)
     matched = torch.tensor([0, 1], dtype=dtype)
-    inputs = inputs_of(TerminationRule(), state, torch.tensor([5, 5]), matched=matched)
+    inputs = termination_inputs(TerminationRule(), state, torch.tensor([5, 5]), matched=matched)
     assert run("termination_step", inputs, backend, family="head")[1].tolist() == [0, STRING]
 
 
@@ -162,31 +158,6 @@ def test_a_row_that_is_done_stays_so(backend):
 # --- on every backend as the definition -----------------------------------------------------------------------------
 
 
-def random_rule(gen, window):
-    chance = lambda: torch.rand((), generator=gen).item()
-    return TerminationRule(
-        threshold=0.3 + 0.4 * chance(), slope_per_1k=0.2 * chance(), max_threshold=0.9, hysteresis=0.3 * chance(),
-        patience=1 + int(3 * chance()), min_tokens=int(4 * chance()), max_tokens=None if chance() < 0.5 else 9,
-        plateau_window=int((window + 1) * chance()), plateau_width=0.2 * chance(),
-        eos_ids=range(int(4 * chance())),
-    )  # fmt: skip
-
-
-def random_step(gen, B, rule):
-    """Inputs in the neighbourhood of every decision."""
-    some = lambda p: torch.rand(B, generator=gen) < p
-    score = torch.rand(B, generator=gen).mul(20).round().div(20).masked_fill(some(0.05), NAN)
-    entropy = torch.rand(B, generator=gen).mul(8).round().div(20).masked_fill(some(0.05), NAN)
-    stats = stats_of(entropy)._replace(status=(some(0.1) * 2).to(torch.uint8))
-    absent = torch.rand(3, generator=gen) < 0.3
-    return (
-        torch.randint(0, 60, (B,), generator=gen, dtype=torch.int64 if absent[0] else torch.int32),
-        None if absent[0] else score,
-        None if absent[1] and not rule.plateau_window else stats,
-        None if absent[2] else some(0.05),
-    )
-
-
 def check_steps(backend, seed, B, steps, window):
     """Results and states bit for bit after every step."""
     gen = generator(seed)
@@ -195,14 +166,24 @@ def check_steps(backend, seed, B, steps, window):
     want, got = (TerminationState.allocate(B, lens, window=window) for _ in range(2))
     for _ in range(steps):
         inputs = random_step(gen, B, rule)
-        expected = run("termination_step", inputs_of(rule, want, *inputs), "ref", family="head")
+        expected = run("termination_step", termination_inputs(rule, want, *inputs), "ref", family="head")
         outs = [guarded((B,), torch.bool), guarded((B,), torch.uint8)]
-        run("termination_step", inputs_of(rule, got, *inputs), backend, outs=[g.tensor for g in outs], family="head")
+        mine = termination_inputs(rule, got, *inputs)
+        run("termination_step", mine, backend, outs=[g.tensor for g in outs], family="head")
         for g, w in zip(outs, expected):
             g.assert_guards("termination_step")
             assert_same_bits(g.tensor, w)
         for g, w in zip(tensors(got), tensors(want)):
             assert_same_bits(g, w, "state")
+
+
+@native_backend
+@by_case(list(termination_grid()))
+def test_grid(case, backend):
+    """Rows in the middle of their text."""
+    inputs = case.inputs()
+    want = case.expected(inputs)
+    case.compare(case.run(inputs, backend), want)
 
 
 @native_backend
@@ -241,10 +222,10 @@ def test_a_row_does_not_depend_on_its_batch(backend):
     alone = together.reorder([3])
     for _ in range(8):
         inputs = random_step(gen, 7, rule)
-        run("termination_step", inputs_of(rule, together, *inputs), backend, family="head")
+        run("termination_step", termination_inputs(rule, together, *inputs), backend, family="head")
         one = [x if x is None else x[3:4] for x in (*inputs[:2], None, inputs[3])]
         one[2] = inputs[2] and inputs[2]._replace(entropy=inputs[2].entropy[3:4], status=inputs[2].status[3:4])
-        run("termination_step", inputs_of(rule, alone, *one), backend, family="head")
+        run("termination_step", termination_inputs(rule, alone, *one), backend, family="head")
     for x, y in zip(tensors(together), tensors(alone)):
         assert_same_bits(x[3:4], y)
 
@@ -280,7 +261,7 @@ def test_on_a_gpu():
 @pytest.mark.slow
 def test_triton():
     """All of the above on Triton's interpreter."""
-    check_interpreted(["test_head_termination.py"], 19)
+    check_interpreted(["test_head_termination.py"], 23)
 
 
 # --- the public function --------------------------------------------------------------------------------------------

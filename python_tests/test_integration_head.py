@@ -251,10 +251,86 @@ def test_wrong_use_is_refused(plain, tokenizer):
         plain.generate(prompt(), max_new_tokens=2, stopping_criteria=[alone.criteria])
 
 
-def test_one_call_of_generate_then_reset(plain, free):
+def test_half_of_it_is_refused(plain):
+    """Criteria without a look at the step's scores, also after a call that had both; looks without steps."""
+    ending = Termination(TerminationRule(max_tokens=3))
+    generate(plain, prompt(2), ending)
+    with pytest.raises(ArgumentError, match="Termination: logits_processor: got none"):
+        plain.generate(prompt(2), max_new_tokens=2, stopping_criteria=[ending.criteria])
+    with pytest.raises(ArgumentError, match="Termination: stopping_criteria: got none"):
+        plain.generate(prompt(2), max_new_tokens=2, do_sample=False, logits_processor=[ending.processor])
+
+
+# --- one call after the other ---------------------------------------------------------------------------------------
+
+
+def test_the_next_call_begins_anew(plain, free, tokenizer):
+    """A shorter input, a longer one, another batch, others ids of the same size: nothing of the last text is left."""
     ending = Termination(TerminationRule(eos_ids=free[0, 2].item()))
     first = generate(plain, prompt(2), ending)
-    with pytest.raises(ArgumentError, match=r"Termination: input_ids: got \[2, 96\], expected .*reset"):
-        generate(plain, prompt(2), ending)
+    assert ending.state.done.any()
+    other = (first + 1) % 150  # what the criteria saw last had this size
+    for ids in (prompt(2), torch.cat((first, first), 1), prompt(1), prompt(2), other):
+        want = generate(plain, ids, Termination(ending.rule))
+        assert torch.equal(generate(plain, ids, ending), want)
+        assert ending.state.input_lens.tolist() == [ids.shape[1]] * len(ids)
+
+
+def test_texts_are_of_the_last_call(plain, free, tokenizer):
+    stop = b"".join(token_bytes(tokenizer)[token] for token in free[0, 2:4].tolist())
+    ending = Termination(TerminationRule(), StopMatcher([stop], batch=2), tokenizer)
+    generate(plain, prompt(2), ending)
+    once, reasons = ending.texts(), ending.reasons()
+    assert reasons[0] == Reason.STRING
+    generate(plain, prompt(2), ending)
+    assert (ending.texts(), ending.reasons()) == (once, reasons)
+
+
+@pytest.mark.parametrize("where", ["score", "processor"])
+def test_a_call_that_failed_is_forgotten(where, plain, free):
+    """In the step of its first token, or between the look and the step; the next call has the same ids."""
+    failing = {where}
+
+    def fails(name):
+        if name in failing:
+            failing.remove(name)
+            raise RuntimeError("once")
+
+    ids = prompt(2)
+    ending = Termination(TerminationRule(max_tokens=2), score=lambda s: (fails("score"), s.entropy * 0)[1])
+    later = lambda ids, scores: (fails("processor"), scores)[1]
+    options = {"logits_processor": [ending.processor, later], "stopping_criteria": [ending.criteria]}
+    with pytest.raises(RuntimeError, match="once"):
+        plain.generate(ids, max_new_tokens=STEPS, do_sample=False, **options)
+    text = plain.generate(ids, max_new_tokens=STEPS, do_sample=False, **options)
+    assert torch.equal(text[:, 96:], free[:, :2])
+    assert ending.state.generated.tolist() == [2, 2]
+
+
+def test_ids_that_a_processor_has_copied_go_on(plain):
+    """The same ids in another tensor are the next step, not a new text."""
+    copied = lambda ending: lambda ids, scores: ending.processor(ids.clone(), scores)
+    ending = Termination(TerminationRule(max_tokens=5))
+    with torch.inference_mode():
+        options = {"logits_processor": [copied(ending)], "stopping_criteria": [ending.criteria]}
+        plain.generate(prompt(2), max_new_tokens=STEPS, do_sample=False, **options)
+    assert ending.state.generated.tolist() == [5, 5]
+
+
+def test_a_text_that_goes_on_needs_a_reset(plain, free):
+    """Its ids are those that were seen last: it is as done as it was, and one token follows."""
+    ending = Termination(TerminationRule(max_tokens=3))
+    text = generate(plain, prompt(2), ending)
+    assert generate(plain, text, ending).shape[1] == text.shape[1] + 1
     ending.reset()
-    assert torch.equal(generate(plain, prompt(2), ending), first)
+    assert torch.equal(generate(plain, text, ending)[:, 96:], free[:, :6])
+
+
+def test_given_lengths_are_of_one_call(plain):
+    ending = Termination(TerminationRule(max_tokens=2), input_lens=[96, 90])
+    generate(plain, prompt(2), ending)
+    with pytest.raises(ArgumentError, match=r"Termination: input_ids: got \[2, 96\], expected the \[2, 98\].*reset"):
+        generate(plain, prompt(2), ending)
+    ending.reset(input_lens=[95, 94])
+    generate(plain, prompt(2), ending)
+    assert ending.state.input_lens.tolist() == [95, 94]

@@ -1,6 +1,7 @@
 """The distribution: metadata, wheel and sdist, a build that is incremental, find_package from what pip installed."""
 
 import email
+import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CMAKE = str(Path(sys.executable).parent / "cmake") if (Path(sys.executable).parent / "cmake").exists() else "cmake"
+
+WIDE = "neon" if platform.machine() in ("aarch64", "arm64") else "avx2"
 
 
 def sh(*command, **kwargs):
@@ -179,3 +182,13 @@ def vendor(build, *options):
 
 def test_cmakedir_of_this_installation():
     assert (cmake_dir() / "sic_kernelsConfig.cmake").is_file()
+
+
+@pytest.mark.parametrize(
+    ("isas", "said"), [("avx9;plain", "got avx9, expected some of plain;"), (WIDE, f"got {WIDE}, expected plain among")]
+)
+def test_instruction_sets_that_cannot_be(isas, said, tmp_path):
+    command = [CMAKE, "-S", ROOT, "-B", tmp_path, f"-DSIC_ISAS={isas}", "-DSIC_CUDA=OFF"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"SIC_ISAS: {said}" in done.stderr

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from delta_helpers import compare, compare_pages
 
 from sic_kernels.delta import cases, reference_encode, triton_kernels
 from sic_kernels.delta.triton_encode import ITEMS, settle_kernel
@@ -29,14 +28,14 @@ def check(case, inputs=None):
     changed = set()
     if case.op == "delta_encode":
         triton_kernels.delta_encode(*inputs, outs=())
-        compare_pages(cases.written(inputs), want, str(case))
+        case.compare(cases.written(inputs), want)
         changed = {x.data_ptr() for x in cases.written(inputs)}
     else:
         outs = guarded_like(want)
         getattr(triton_kernels, case.op)(*inputs, outs=tuple(g.tensor for g in outs))
         for g in outs:
             g.assert_guards(str(case))
-        compare(case, [g.tensor for g in outs], want)
+        case.compare([g.tensor for g in outs], want)
     for x, old in zip(leaves(inputs), before):
         if x.data_ptr() not in changed:
             assert_same_bits(x.contiguous(), old.contiguous(), f"{case}: an input")

@@ -142,6 +142,19 @@ class Tolerance:
 
 EXACT = Tolerance(0.0, 0.0, 0.0)
 
+
+def compare(got: Sequence[Tensor], want: Sequence[Tensor], tolerance: Tolerance = EXACT, what: str = "result") -> None:
+    """Results against the reference: bit for bit, or the first within the tolerance and the second as an LSE."""
+    assert len(got) == len(want), f"{what}: {len(got)} results, expected {len(want)}"
+    if tolerance == EXACT:
+        for i, (g, w) in enumerate(zip(got, want)):
+            assert_same_bits(g, w, f"{what}: result {i}")
+        return
+    assert_close(got[0], want[0], atol=tolerance.atol, rtol=tolerance.rtol, what=f"{what}: result 0")
+    if len(want) == 2:
+        assert_close(got[1], want[1], atol=tolerance.lse, rtol=1e-6, what=f"{what}: lse")
+
+
 # Attention outputs by dtype of q, as peers test them (shared acceptance grid).
 TOLERANCE = {
     torch.float32: Tolerance(1e-5, 1e-5, 1e-5),
@@ -241,6 +254,12 @@ def map_tensors(function: Callable[[Tensor], Any], x: Any) -> Any:
     return function(x) if isinstance(x, Tensor) else x
 
 
+def preserve(x: Tensor) -> Tensor:
+    """A copy that lies as the original does, strides and memory between its rows included."""
+    base = x.untyped_storage().clone()
+    return torch.empty(0, dtype=x.dtype).set_(base, x.storage_offset(), x.shape, x.stride())
+
+
 def leaves(inputs: Any) -> list[Tensor]:
     """All tensors of nested tuples, in order."""
     found: list[Tensor] = []
@@ -304,7 +323,7 @@ SHORT_NAME = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"
 
 @dataclass(frozen=True)
 class Case:
-    """One call of one op.
+    """One call of one op, how it is made and how its results are judged.
 
     shape: the sizes that matter, by name.  tolerance: of the first result against the reference (EXACT: bit for bit).
     bytes_moved: what the op must read and write at least, for GB/s; 0 where nobody measures.
@@ -323,9 +342,21 @@ class Case:
         """Fresh inputs; the same seed gives the same bits."""
         return self.build(generator(self.seed if seed is None else seed))
 
+    def written(self, inputs: tuple) -> tuple[Tensor, ...]:
+        """The inputs that the op writes to."""
+        return ()
+
+    def run(self, inputs: tuple, backend: str) -> tuple[Tensor, ...]:
+        """The op's results on a backend, then the inputs that it has written to."""
+        return (*run(self.op, inputs, backend, family=self.family), *self.written(inputs))
+
     def expected(self, inputs: tuple) -> tuple[Tensor, ...]:
-        """What the definition says."""
-        return reference(self.op, self.family)(*inputs)
+        """What the definition says; the inputs are left as they are."""
+        return self.run(map_tensors(preserve, inputs) if self.written(inputs) else inputs, "ref")
+
+    def compare(self, got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+        """Fail unless these are the expected results, within the tolerance."""
+        compare(got, want, self.tolerance, f"{self.op} {self.name}")
 
     def __str__(self) -> str:
         return self.name

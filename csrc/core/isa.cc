@@ -1,14 +1,34 @@
 #include "core/isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 
 #include "core/check.h"
 
 namespace sic {
 namespace {
 
-constexpr Isa kBestFirst[] = {Isa::avx512, Isa::avx2, Isa::neon, Isa::plain};
+constexpr Isa kBestFirst[] = {SIC_FOR_EACH_ISA(SIC_ISA_VALUE)};  // of this build
+
+bool processor_has(Isa isa) {
+#if defined(__aarch64__)
+  return isa == Isa::plain || isa == Isa::neon;
+#else
+  switch (isa) {
+    case Isa::plain:
+      return true;
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    case Isa::avx512:
+      return processor_has(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    default:
+      return false;
+  }
+#endif
+}
 
 Isa best() {
   for (Isa isa : kBestFirst)
@@ -29,21 +49,8 @@ const char* name(Isa isa) {
 }
 
 bool is_supported(Isa isa) {
-#if defined(__aarch64__)
-  return isa == Isa::plain || isa == Isa::neon;
-#else
-  switch (isa) {
-    case Isa::plain:
-      return true;
-    case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    case Isa::avx512:
-      return is_supported(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    default:
-      return false;
-  }
-#endif
+  const bool built = std::find(std::begin(kBestFirst), std::end(kBestFirst), isa) != std::end(kBestFirst);
+  return built && processor_has(isa);
 }
 
 Isa current_isa() { return chosen().load(std::memory_order_relaxed); }

@@ -14,11 +14,28 @@ void force_isa(const char* name);
 
 }  // namespace sic
 
-#if defined(__aarch64__)
-#define SIC_FOR_EACH_ISA(X) X(plain) X(neon)
+// X(isa, ...) for every instruction set of this build, best first. CMake's SIC_ISAS may leave out all but plain.
+#if defined(__aarch64__) || defined(SIC_WITHOUT_avx512)
+#define SIC_IF_AVX512_(...)
 #else
-#define SIC_FOR_EACH_ISA(X) X(plain) X(avx2) X(avx512)
+#define SIC_IF_AVX512_(...) __VA_ARGS__
 #endif
+#if defined(__aarch64__) || defined(SIC_WITHOUT_avx2)
+#define SIC_IF_AVX2_(...)
+#else
+#define SIC_IF_AVX2_(...) __VA_ARGS__
+#endif
+#if !defined(__aarch64__) || defined(SIC_WITHOUT_neon)
+#define SIC_IF_NEON_(...)
+#else
+#define SIC_IF_NEON_(...) __VA_ARGS__
+#endif
+#define SIC_FOR_EACH_ISA(X, ...)         \
+  SIC_IF_AVX512_(X(avx512, __VA_ARGS__)) \
+  SIC_IF_AVX2_(X(avx2, __VA_ARGS__))     \
+  SIC_IF_NEON_(X(neon, __VA_ARGS__))     \
+  X(plain, __VA_ARGS__)
+#define SIC_ISA_VALUE(isa, ...) ::sic::Isa::isa,
 
 // Declares sic::cpu::<isa>::op(const Args&, const Exec&) for every instruction set and defines sic::cpu::op, which
 // picks one.
@@ -26,20 +43,13 @@ void force_isa(const char* name);
   namespace isa {                       \
   void op(const Args&, const Exec&);    \
   }
-#if defined(__aarch64__)
-#define SIC_CPU_OP(op, Args)                                                                                        \
-  namespace sic::cpu {                                                                                              \
-  SIC_DECLARE_CPU_(plain, op, Args) SIC_DECLARE_CPU_(neon, op, Args) inline void op(const Args& a, const Exec& e) { \
-    return current_isa() == Isa::neon ? neon::op(a, e) : plain::op(a, e);                                           \
-  }                                                                                                                 \
+#define SIC_CALL_CPU_(isa, op, Args) \
+  if (current == Isa::isa) return isa::op(a, e);
+#define SIC_CPU_OP(op, Args)                     \
+  namespace sic::cpu {                           \
+  SIC_FOR_EACH_ISA(SIC_DECLARE_CPU_, op, Args)   \
+  inline void op(const Args& a, const Exec& e) { \
+    const Isa current = current_isa();           \
+    SIC_FOR_EACH_ISA(SIC_CALL_CPU_, op, Args)    \
+  }                                              \
   }
-#else
-#define SIC_CPU_OP(op, Args)                                                                                         \
-  namespace sic::cpu {                                                                                               \
-  SIC_DECLARE_CPU_(plain, op, Args)                                                                                  \
-  SIC_DECLARE_CPU_(avx2, op, Args) SIC_DECLARE_CPU_(avx512, op, Args) inline void op(const Args& a, const Exec& e) { \
-    const Isa isa = current_isa();                                                                                   \
-    return isa == Isa::avx512 ? avx512::op(a, e) : isa == Isa::avx2 ? avx2::op(a, e) : plain::op(a, e);              \
-  }                                                                                                                  \
-  }
-#endif

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ..testing import SHORT_NAME, Build, Case, Tolerance, generator, randn
-from .types import NO_PROBE
+from .. import testing
+from ..testing import EXACT, SHORT_NAME, Build, Tolerance, assert_close, assert_same_bits, compare, generator, randn
+from . import reference
+from .termination import TerminationRule, TerminationState
+from .types import NO_PROBE, StatsPart, TokenStats
 
 Tensor = torch.Tensor
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -20,6 +23,44 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 EXACT_LOGITS = Tolerance(1e-5, 1e-6, 1e-5)
 LM_HEAD = Tolerance(1e-3, 2e-4, 1e-3)
 ENTROPY = {EXACT_LOGITS: (1e-5, 1e-6), LM_HEAD: (5e-3, 5e-4)}
+
+
+class Case(testing.Case):
+    """One call of one head op; termination_step's results are followed by the state that it writes to."""
+
+    def written(self, inputs: tuple) -> tuple[Tensor, ...]:
+        return inputs[STATE] if self.op == "termination_step" else ()
+
+    def compare(self, got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+        """Integers equal; numbers within the tolerance, NaN where the definition has NaN."""
+        if self.op in ("probe", "termination_step"):
+            return compare(got, want, self.tolerance, str(self))
+        names = (StatsPart if self.op.endswith("_part") else TokenStats)._fields
+        for name, g, w in zip(names, got, want):
+            what = f"{self}: {name}"
+            if w.dtype.is_floating_point:
+                atol, rtol = self._limits(name)
+                assert_close(*same_nan(g, w, what), atol=atol, rtol=rtol, what=what)
+            else:
+                assert_same_bits(g, w, what)
+        return None
+
+    def _limits(self, name: str) -> tuple[float, float]:
+        """atol, rtol of a result."""
+        t = self.tolerance
+        if name in ("s", "t", "u"):
+            return t.atol, max(t.rtol, 1e-5)
+        if name in ("entropy", "varentropy"):
+            atol, rtol = ENTROPY[t]
+            # The variance is a difference of two terms, each of the size of the entropy squared.
+            return (atol if name == "entropy" else 10 * atol), rtol
+        return (t.lse if name == "lse" else t.atol), max(t.rtol, 2e-6)
+
+
+def same_nan(got: Tensor, want: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Both without their NaN, which must be at the same places."""
+    assert torch.equal(got.isnan(), want.isnan()), f"{what}: NaN at other places"
+    return got.masked_fill(got.isnan(), 0.0), want.masked_fill(want.isnan(), 0.0)
 
 
 def _case(op: str, build: Build, tolerance: Tolerance, bytes_moved: int = 0, **shape: Any) -> Case:
@@ -54,6 +95,17 @@ def random_mask(gen: torch.Generator, B: int, V: int, share: float = 0.5) -> Ten
     live[:, V:] = True
     words = (live.view(B, -1, 32).long() << torch.arange(32)).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+STATE = slice(5, 10)  # of termination_step's inputs: what it updates
+
+
+def termination_inputs(
+    rule: TerminationRule, state: TerminationState, tokens, score=None, stats=None, matched=None
+) -> tuple:
+    """Inputs of termination_step."""
+    seen = (None, None) if stats is None else (stats.entropy, stats.status)
+    return (tokens, score, *seen, matched, *vars(state).values(), *rule.inputs())
 
 
 def all_extras(gen: torch.Generator, B: int, V: int, k: int = 5) -> dict[str, Any]:
@@ -151,6 +203,21 @@ def part_grid() -> Iterator[Case]:
         yield _case("lm_head_part", build_head, LM_HEAD, V=V, start=start, D=70)
 
 
+def merge_grid() -> Iterator[Case]:
+    """Parts by the definition: one, several, some without a valid id."""
+    for V, cuts in ((300, []), (257, [64, 64, 224]), (5003, [2048, 2080])):
+
+        def build(gen: torch.Generator, V=V, cuts=cuts) -> tuple:
+            x = randn(gen, 5, V) * 3
+            x[1, cuts[0] if cuts else 7 :] = -torch.inf
+            x[2] = -torch.inf
+            inputs = logits_inputs(x, **all_extras(gen, 5, V))
+            parts = [reference.logits_part(*part) for part in split(inputs, cuts)]
+            return (*(torch.stack(results) for results in zip(*parts)), inputs[1])
+
+        yield _case("merge_stats", build, EXACT_LOGITS, V=V, parts=len(cuts) + 1)
+
+
 def probe_grid() -> Iterator[Case]:
     for B, D, R, n, dtype, activation, link in (
         (1, 576, 16, 1, BF16, 0, 0), (3, 70, 16, 3, F32, 1, 0), (9, 4096, 64, 16, F16, 1, 1), (33, 1, 1, 2, F32, 0, 1),
@@ -164,6 +231,51 @@ def probe_grid() -> Iterator[Case]:
         yield _case("probe", build, Tolerance(1e-5, 1e-5, 0), B=B, D=D, R=R, n=n, dt=dtype)
 
 
+def termination_grid() -> Iterator[Case]:
+    """Rows in every state, some done, some about to be."""
+    for B, window in ((1, 1), (3, 5), (129, 4), (300, 7)):
+
+        def build(gen: torch.Generator, B=B, window=window) -> tuple:
+            rule = random_rule(gen, window)
+            return termination_inputs(rule, random_state(gen, B, rule, window), *random_step(gen, B, rule))
+
+        yield _case("termination_step", build, EXACT, B=B, window=window)
+
+
+def random_rule(gen: torch.Generator, window: int) -> TerminationRule:
+    """Its plateau is at most `window` steps."""
+    chance = lambda: torch.rand((), generator=gen).item()
+    return TerminationRule(
+        threshold=0.3 + 0.4 * chance(), slope_per_1k=0.2 * chance(), max_threshold=0.9, hysteresis=0.3 * chance(),
+        patience=1 + int(3 * chance()), min_tokens=int(4 * chance()), max_tokens=None if chance() < 0.5 else 9,
+        plateau_window=int((window + 1) * chance()), plateau_width=0.2 * chance(), eos_ids=range(int(4 * chance())),
+    )  # fmt: skip
+
+
+def random_state(gen: torch.Generator, B: int, rule: TerminationRule, window: int) -> TerminationState:
+    """After up to a dozen tokens; every eighth row is done."""
+    upto = lambda n: torch.randint(n, (B,), generator=gen, dtype=torch.int32)
+    recent = torch.rand(B, window, generator=gen).mul(8).round().div(20)
+    done = (upto(8) == 0).to(torch.uint8)
+    return TerminationState(upto(5000), upto(12), upto(rule.patience + 1), recent, done)
+
+
+def random_step(gen: torch.Generator, B: int, rule: TerminationRule) -> tuple:
+    """tokens, score, stats, matched in the neighbourhood of every decision; of stats only what the rule reads."""
+    some = lambda p: torch.rand(B, generator=gen) < p
+    score = torch.rand(B, generator=gen).mul(20).round().div(20).masked_fill(some(0.05), torch.nan)
+    entropy = torch.rand(B, generator=gen).mul(8).round().div(20).masked_fill(some(0.05), torch.nan)
+    status = (some(0.1) * 2).to(torch.uint8)
+    stats = TokenStats(None, entropy, None, None, None, None, None, None, status)
+    absent = torch.rand(3, generator=gen) < 0.3
+    return (
+        torch.randint(0, 60, (B,), generator=gen, dtype=torch.int64 if absent[0] else torch.int32),
+        None if absent[0] else score,
+        None if absent[1] and not rule.plateau_window else stats,
+        None if absent[2] else some(0.05),
+    )
+
+
 def split(inputs: tuple, at: list[int]) -> list[tuple]:
     """Inputs of logits_stats cut into those of logits_part at the given columns (multiples of 32 where there is a mask)."""
     x, temperature, bias, softcap, valid, mask, k, watch, target, start = inputs
@@ -175,6 +287,21 @@ def split(inputs: tuple, at: list[int]) -> list[tuple]:
         )
         for a, b in itertools.pairwise(edges)
     ]  # fmt: skip
+
+
+_GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
+    "logits": logits_grid, "lm_head": lm_head_grid, "part": part_grid, "merge": merge_grid, "probe": probe_grid,
+    "termination": termination_grid,
+}  # fmt: skip
+
+
+def grid(name: str) -> list[Case]:
+    """The cases of one list of the acceptance grid, by name (`grids()`)."""
+    return list(_GRIDS[name]())
+
+
+def grids() -> list[str]:
+    return list(_GRIDS)
 
 
 # --- shapes of the published table ----------------------------------------------------------------------------------

@@ -204,8 +204,8 @@ def merge_stats_kernel(
         nan, inf = nan | (bits & NAN_BIT), inf | (bits & INF_BIT)
         ids = tl.load(top_ids + at * k + slot, mask=slot < k, other=-1)
         z = tl.load(top + at * k + slot, mask=slot < k, other=-INF)
-        z = tl.where((ids >= 0) & (z > -INF), z, -INF)
-        best = with_more(best, keys_of(z, ids.to(tl.int32)), K, K)
+        listed = (ids >= 0) & (z > -INF)  # -1 has no place in a key
+        best = with_more(best, keys_of(tl.where(listed, z, -INF), tl.where(listed, ids, 0).to(tl.int32)), K, K)
     sum_s = inverse * 0.0
     sum_t, sum_u = sum_s, sum_s
     for i in range(n):

@@ -37,12 +37,15 @@ def p_eos(stats: head.TokenStats) -> Tensor:
 
 
 class Termination:
-    """One call of `generate` under a rule; `reset` before the next.
+    """Calls of `generate` under a rule, one after the other; reasons and texts are those of the last.
+
+    A call begins when the processor gets anything but the ids that the criteria saw last. So a text that goes on, whose ids are
+    just these, needs `reset`, and so do prompts whose lengths are given.
 
     matcher, tokenizer: for stop strings; the rows of the matcher are those of the batch.  A row's text is that of its tokens,
     special tokens left out.
     score: what to hold against the threshold, a function from the step's `TokenStats` to f32[B]; None: nothing.
-    input_lens: tokens of the prompts without padding (default: the width of the input).
+    input_lens: tokens of the prompts of the next call without padding (default: the width of the input).
     options: of `logits_stats`, which runs on the scores after the processors before this one; watch_ids are the rule's eos ids
     unless they are given.
     """
@@ -66,17 +69,19 @@ class Termination:
                 raise ArgumentError.of(
                     "Termination", "tokenizer", None, "the model's tokenizer, for the matcher's bytes"
                 )
-        self.rule, self.matcher, self.score, self.input_lens, self.options = rule, matcher, score, input_lens, options
+        self.rule, self.matcher, self.score, self.options = rule, matcher, score, options
         self.processor, self.criteria = _Processor(self), _Criteria(self)
         self._bytes = [] if matcher is None else token_bytes(tokenizer)
-        self.reset()
+        self.reset(input_lens)
 
-    def reset(self) -> None:
-        """Forget the texts; the next call of `generate` begins new ones."""
+    def reset(self, input_lens: Any = None) -> None:
+        """Forget the texts; the next call of `generate` begins new ones, after prompts of these lengths."""
+        self.input_lens = input_lens
         self.state: head.TerminationState | None = None
         self.stats: head.TokenStats | None = None
         self._texts: list[bytearray] = []
-        self._width = 0
+        self._ids: Tensor | None = None  # that were seen last
+        self._looked = False  # and no step since
         if self.matcher is not None:
             self.matcher.reset()
 
@@ -95,30 +100,43 @@ class Termination:
 
     def look(self, input_ids: Tensor, scores: Tensor) -> None:
         """The statistics of the step's scores [B,V]."""
+        if self._ids is not None and not self._goes_on(self._ids, input_ids):
+            if self.input_lens is not None:
+                expected = f"the {list(self._ids.shape)} of the last step, or reset(input_lens) before a new text"
+                raise ArgumentError.of("Termination", "input_ids", list(input_ids.shape), expected)
+            self.reset()
         if self.state is None:
             self._begin(input_ids)
-        elif input_ids.shape != (len(self.state.reason), self._width):
-            got, expected = list(input_ids.shape), [len(self.state.reason), self._width]
-            raise ArgumentError.of("Termination", "input_ids", got, f"{expected}, or reset() before a new text")
+        self._ids, self._looked = input_ids, True
         self.stats = head.logits_stats(scores, **self.options)
+
+    def _goes_on(self, last: Tensor, input_ids: Tensor) -> bool:
+        """Whether these ids are the next step of the call whose ids were `last`. In `generate` they are one tensor: no wait."""
+        if not self._looked:
+            return input_ids is last or torch.equal(input_ids, last)
+        if input_ids.shape == (last.shape[0], last.shape[1] + 1):
+            raise ArgumentError.of(
+                "Termination", "stopping_criteria", "none", "[termination.criteria] beside the processor"
+            )
+        return False
 
     def step(self, input_ids: Tensor) -> Tensor:
         """bool[B]: the rows that are done after the last column."""
-        if self.state is None or self.stats is None:
+        if self.state is None or self.stats is None or not self._looked:
             raise ArgumentError.of(
                 "Termination", "logits_processor", "none", "[termination.processor] beside the criteria"
             )
-        self._width = input_ids.shape[1]
+        self._ids, self._looked = input_ids, False
         tokens = input_ids[:, -1].contiguous()
         score = None if self.score is None else self.score(self.stats)
         matched = None if self.matcher is None else self._match(self.matcher, tokens)
         return head.termination_step(self.rule, self.state, score, self.stats, tokens, matched=matched)[0]
 
     def _begin(self, input_ids: Tensor) -> None:
-        B, self._width = input_ids.shape
+        B, width = input_ids.shape
         if self.matcher is not None and self.matcher.batch != B:
             raise ArgumentError.of("Termination", "matcher", self.matcher, f"one with a batch of {B}")
-        lens = self._width if self.input_lens is None else self.input_lens
+        lens = width if self.input_lens is None else self.input_lens
         window = max(1, self.rule.plateau_window)
         self.state = head.TerminationState.allocate(B, lens, input_ids.device, window=window)
         self._texts = [bytearray() for _ in range(B)]
