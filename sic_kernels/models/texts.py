@@ -63,6 +63,7 @@ class NeedleCase:
     fact: str
     question: str
     answer: str
+    thing: str  # what the fact is about
     place: float  # 0 start .. 1 end of the text
 
 
@@ -93,6 +94,7 @@ def needle_cases(count: int, seed: int = 0) -> list[NeedleCase]:
             fact=f"\n\nRemember: {thing} is {answer}.\n\n",
             question=f"\n\nQuestion: What is {thing}?\nAnswer: {thing[0].upper()}{thing[1:]} is",
             answer=answer,
+            thing=thing,
             place=(i + 0.5) / count,
         )
         for i, (thing, answer) in enumerate(facts)
