@@ -461,6 +461,41 @@ def test_bad_resume_arguments():
     assert p.resume(cursor).done
 
 
+def test_the_example_of_the_docs_runs():
+    text = (Path(__file__).parents[1] / "docs" / "replay.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    assert names["outcome"].done
+    assert names["plan"].verify(names["inputs"], end=4) == []
+
+
+def test_freed_blocks_are_refused():
+    pool = replay.MemoryPool(1 << 16)
+    blocks = {name: pool.alloc(tuple(x.shape), x.dtype, name=name) for name, x in buffers().items()}
+    p, cursor = interrupted(buffers=blocks)
+    faults.churn(pool, seed=1)
+    pool.free(blocks["kv1"])
+    again = pool.alloc(tuple(blocks["kv1"].shape), blocks["kv1"].dtype, name="kv1")
+    assert again.offset == blocks["kv1"].offset
+    for call in (lambda: p.resume(cursor), lambda: p.run(inputs(), **RUN)):
+        with pytest.raises(StaleCursor, match="buffer 'kv1': its block was freed"):
+            call()
+
+
+def test_the_campaign_takes_whole_chunks():
+    with pytest.raises(ArgumentError, match="chunk: got 3"):
+        faults.campaign(plan(), inputs(), count=1, end=8, chunk=3)
+
+
+def test_the_campaign_with_a_pool_in_use():
+    pool = replay.MemoryPool(1 << 20, poison=True)
+    blocks = {name: pool.alloc(tuple(x.shape), x.dtype) for name, x in buffers().items()}
+    before = pool.stats()
+    report = faults.campaign(plan(buffers=blocks), inputs(), count=100, seed=3, end=CHUNK, pool=pool)
+    assert report.failures == []
+    assert pool.stats().blocks == before.blocks
+
+
 # --- around it --------------------------------------------------------------------------------------------------------
 
 

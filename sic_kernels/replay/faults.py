@@ -166,20 +166,23 @@ def campaign(
     """`count` runs, each stopped at one to three places drawn from `seed` and resumed until it ends, against one that is not.
 
     A run fails unless all buffers that segments write hold the same bits and exactly the segments from each cursor on were run.
-    pool: churned between interruption and resume.
+    chunk: a divisor of end - begin.  pool: churned between interruption and resume.
     """
-    options = {"begin": begin, "end": end, "chunk": chunk or end - begin, "seed": seed}
+    chunk = end - begin if chunk is None else chunk
+    options = {"begin": begin, "end": end, "chunk": chunk, "seed": seed}
+    if chunk < 1 or (end - begin) % chunk:  # what a shorter chunk leaves of a boundary buffer nobody has declared
+        raise ArgumentError.of("faults.campaign", "chunk", chunk, f"a divisor of the {end - begin} tokens")
     whole = plan.run(inputs, **options)
     if isinstance(whole, Interrupted):
         raise SicError(f"campaign: the run without faults was interrupted: {whole.error!r}")
-    want = _written(plan)
+    want = _written(plan, begin, end)
     rng, interruptions, failures = random.Random(seed), 0, []
     for number in range(count):
         points = _points(rng, len(whole.executed))
         interruptions += len(points)
         poison(plan, list(want))
         problem = _one(plan, inputs, options, points, len(whole.executed), (pool, rng)) or _difference(
-            want, _written(plan)
+            want, _written(plan, begin, end)
         )
         if problem:
             failures.append(f"run {number}, stopped at {', '.join(f'{p.index} {p.moment}' for p in points)}: {problem}")
@@ -225,9 +228,11 @@ def _one(
     return ""
 
 
-def _written(plan: ReplayPlan) -> dict[str, Tensor]:
-    names = dict.fromkeys(name for s in plan.segments for name in (*s.writes, *(r.name for r in s.rows)))
-    return {name: plan.tensors[name].clone() for name in names}
+def _written(plan: ReplayPlan, begin: int, end: int) -> dict[str, Tensor]:
+    """What a run over these tokens leaves: boundary buffers, and the rows of the tokens."""
+    found = {name: plan.tensors[name].clone() for segment in plan.segments for name in segment.writes}
+    rows = {r.name: r for segment in plan.segments for r in segment.rows}
+    return found | {name: plan.tensors[name].narrow(r.axis, begin, end - begin).clone() for name, r in rows.items()}
 
 
 def _difference(want: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
