@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from sic_kernels import ArgumentError, SicError, models
 from sic_kernels.models import language_model
 
@@ -54,6 +56,20 @@ def test_model_source_is_checked(tmp_path):
     (tmp_path / "a.gguf").touch()
     assert language_model._locate(tmp_path) == (str(tmp_path), "a.gguf")
     assert language_model._locate(tmp_path / "a.gguf") == (str(tmp_path), "a.gguf")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="pip install 'sic_kernels[demo]'")
+def test_a_model_saved_is_the_model(tmp_path, request):
+    """Also one that came from a GGUF file, whose settings transformers does not save."""
+    lm = models.load(request.getfixturevalue("folder"))
+    lm.model.config.quantization_config = {"quant_method": "gguf"}
+    lm.save(tmp_path / "saved")
+    again = models.load(tmp_path / "saved")
+    assert again.model.state_dict().keys() == lm.model.state_dict().keys()
+    assert all(torch.equal(x, again.model.state_dict()[name]) for name, x in lm.model.state_dict().items())
+    assert not hasattr(again.model.config, "quantization_config")
+    assert lm.model.config.quantization_config == {"quant_method": "gguf"}  # untouched
+    assert again.tokens("some text", 4).tolist() == lm.tokens("some text", 4).tolist()
 
 
 def test_needles_are_reproducible_and_spread():

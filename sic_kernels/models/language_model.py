@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib.util
 import os
@@ -57,6 +58,24 @@ class LanguageModel:
         if ids.shape[1] < count:
             raise ArgumentError.of("tokens", "text", f"{ids.shape[1] + skip} tokens", f"at least {count + skip}")
         return ids
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """As a folder in transformers' format, from which `load` takes a fraction of the time of a GGUF file.
+
+        Float32, as it is in memory; transformers itself does not save what it has read from a GGUF file.
+        """
+        import torch
+
+        config = copy.deepcopy(self.model.config)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        with torch.device("meta"):
+            plain = type(self.model)(config)
+        plain.load_state_dict(self.model.state_dict(), assign=True)
+        plain.tie_weights()
+        with _quiet_transformers():
+            plain.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
 
 def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
