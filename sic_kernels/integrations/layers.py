@@ -6,6 +6,7 @@ embeddings, a mask and a cache, and returns hidden states.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -57,6 +58,16 @@ class LayeredModel:
         )
         self._rotary: tuple[Any, Any] = (None, None)
 
+    @property
+    def state_bytes(self) -> int:
+        """Of a hidden state of one token."""
+        return self.hidden * self.dtype.itemsize
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
     def kv_shape(self, capacity: int) -> tuple[int, int, int, int]:
         return 2, self.kv_heads, capacity, self.head_dim
 
@@ -72,6 +83,36 @@ class LayeredModel:
         cos_sin, mask = self._at(position, end, h)
         layer, cache = self.inner.layers[number], RowCache(kv, position)
         return layer(h[None], attention_mask=mask, position_embeddings=cos_sin, cache=cache, use_cache=True)[0]
+
+    @torch.inference_mode()
+    def keys_values(self, number: int, h: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [Hkv,T,head_dim] that a layer writes for hidden states [T,D] of the tokens at `position` ..
+
+        The bits of `layer` over the same chunk, at the price of its norm and two projections. Raises `ArgumentError` for
+        attention that has more to it.
+        """
+        block = self.inner.layers[number]
+        attention = self._plain_attention(block)
+        x, per_head = block.input_layernorm(h[None]), (1, len(h), self.kv_heads, self.head_dim)
+        k, v = attention.k_proj(x).view(per_head), attention.v_proj(x).view(per_head)
+        if hasattr(attention, "k_norm"):
+            k = attention.k_norm(k)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        (cos, sin), _ = self._at(position, position + len(h), h)
+        # the model's own function, of queries and keys: there are no queries
+        rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        return rotate(k[:, :0], k, cos, sin)[1][0], v[0]
+
+    def _plain_attention(self, block: Any) -> Any:
+        attention = block.self_attn
+        found = {name for name, _ in attention.named_children()}
+        norm = getattr(attention, "k_norm", None)
+        by_head = norm is None or getattr(norm, "weight", torch.empty(0)).shape == (self.head_dim,)
+        known = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+        if not {"k_proj", "v_proj"} <= found <= known or not by_head or not hasattr(block, "input_layernorm"):
+            expected = "input_layernorm, k_proj, v_proj and at most a k_norm for each head, as Llama and Qwen 3 have"
+            raise ArgumentError.of("LayeredModel.keys_values", "model", f"attention of {sorted(found)}", expected)
+        return attention
 
     @torch.inference_mode()
     def logits(self, h: Tensor) -> Tensor:

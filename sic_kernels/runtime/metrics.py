@@ -232,6 +232,8 @@ register("sic_index_eviction_ratio", "Blocks evicted per block inserted.",
          "blocks evicted", "blocks inserted")
 register("sic_mem_pool_utilization", "Share of the reserved pool in use.",
          "bytes in use", "bytes reserved", kind="gauge")
+register("sic_slot_hit_ratio", "Share of kept hidden states asked for that were there.",
+         "states found", "states asked for")
 register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
          "segments replayed", "segments needed")
 register("sic_redundancy_elimination_ratio", "RER: time saved per token over the time before.",
