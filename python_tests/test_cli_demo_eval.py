@@ -17,10 +17,12 @@ pytest.importorskip("tokenizers", reason="pip install 'sic_kernels[demo]'")
 
 
 import sic_kernels.models
-from sic_kernels.cli import _delta_eval, _llama_cpp, _ragged_eval, main
+from sic_kernels.cli import _delta_eval, _demo_replay, _llama_cpp, _ragged_eval, main
 from sic_kernels.delta import ModelTemplates
 
 pytestmark = pytest.mark.usefixtures("keep_threads")
+
+DEMO = ("demo", "--no-replay", "--text", "python:timeit")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def run_json(capsys, *argv):
 
 
 def test_demo(folder, capsys):
-    argv = ("demo", "--model", folder, "--text", "python:timeit", "--context", "600", "--steps", "6", "--ratio", "0.2")
+    argv = (*DEMO, "--model", folder, "--context", "600", "--steps", "6", "--ratio", "0.2")
     result = run_json(capsys, *argv)
     assert result["steps"] == 6
     assert result["head_steps"]["sliced"] == 6 * 2 * 4
@@ -50,14 +52,14 @@ def test_demo(folder, capsys):
 
 
 def test_demo_reading_everything_agrees(folder, capsys):
-    argv = ("demo", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "6", "--ratio", "1.0")
+    argv = (*DEMO, "--model", folder, "--context", "300", "--steps", "6", "--ratio", "1.0")
     result = run_json(capsys, *argv)
     assert result["greedy_agreement"] == 1.0
     assert result["sliced"]["perplexity"] == pytest.approx(result["dense"]["perplexity"], rel=1e-4)
 
 
 def test_demo_names_fallbacks_and_prints_a_table(folder, capsys):
-    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "600", "--steps", "4", "--threads", "1"]
+    argv = [*DEMO, "--model", folder, "--context", "600", "--steps", "4", "--threads", "1"]
     assert main([*argv, "--max-omitted-mass", "0.001"]) == 0
     out = capsys.readouterr().out
     assert "attention, ms per token" in out
@@ -65,11 +67,42 @@ def test_demo_names_fallbacks_and_prints_a_table(folder, capsys):
 
 
 def test_demo_shadow(folder, capsys):
-    argv = ("demo", "--model", folder, "--text", "python:timeit", "--context", "600", "--steps", "4", "--shadow")
+    argv = (*DEMO, "--model", folder, "--context", "600", "--steps", "4", "--shadow")
     result = run_json(capsys, *argv)
     assert result["greedy_agreement"] == 1.0  # a shadow run answers dense
     assert len(result["sliced"]["attention_error"]) == 2
     assert max(result["sliced"]["attention_error"]) > 0
+
+
+def test_demo_kills_resumes_and_draws_again(folder, capsys):
+    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "2"]
+    found = run_json(capsys, *argv)["replay"]
+    kill, early, again = found["kill"], found["early_exit"], found["resample"]
+    assert (kill["tokens"], kill["killed_after"], kill["executed"]) == (300, 4, 4)  # of 2 chunks of 4 segments
+    assert kill["same_tokens"]
+    assert set(kill["loaded"]) == {"torch", "safetensors"}
+    assert kill["nbytes"] > 2 * 300 * 2 * 2 * 8 * 4  # keys and values of all layers, float32
+    assert early["same_tokens"]
+    assert (early["exit_layer"], early["layers"], early["tokens"]) == (1, 2, 24)
+    assert early["layers_per_token"] == (23 - early["accepted"] + early["drafted"] + 23 - early["accepted"]) / 23
+    assert again["same_bits"]
+    assert (again["layers_run"], again["layers"], len(again["tokens"])) == (1, 2, 5)
+    assert run_json(capsys, *argv, "--no-replay")["replay"] is None
+
+
+def test_demo_says_what_replay_did():
+    found = {
+        "kill": {"tokens": 300, "resumed": 0.002, "same_tokens": True, "recomputed": 1.5, "nbytes": 46e6,
+                 "loaded": {"torch": 0.02, "safetensors": 0.03}},
+        "early_exit": {"exit_layer": 25, "layers": 30, "layers_per_token": 31.25, "accepted": 5, "drafted": 7,
+                       "same_tokens": False},
+        "resample": {"layer": 25, "layers_run": 5, "layers": 30, "seconds": 0.01, "step_seconds": 0.04, "same_bits": True},
+    }  # fmt: skip
+    text = "\n".join(_demo_replay.lines(found))
+    for part in ("300 tokens", "2.0 ms after the model is there, the same tokens", "1500 ms to compute what was done", "46 MB",
+                 "20 ms (torch), 30 ms (safetensors)", "exit at layer 25 of 30 where it is 90% sure",
+                 "OTHER TEXT", "5 of 30 layers, 10.0 ms in place of 40.0, the same bits"):  # fmt: skip
+        assert part in text
 
 
 def test_eval_slicing(folder, capsys):
@@ -87,7 +120,7 @@ def test_eval_slicing(folder, capsys):
 
 
 def test_demo_shows_the_coded_cache(folder, templates, capsys):
-    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "600", "--steps", "6", "--ratio", "0.2"]
+    argv = [*DEMO, "--model", folder, "--context", "600", "--steps", "6", "--ratio", "0.2"]
     result = run_json(capsys, *argv, "--codec", "q8", "--templates", templates)
     for side in ("coded", "coded_sliced"):
         assert result[side]["perplexity"] == pytest.approx(result["dense"]["perplexity"], rel=0.05)
@@ -103,7 +136,7 @@ def test_demo_shows_the_coded_cache(folder, templates, capsys):
 
 
 def test_demo_says_why_there_is_no_coded_cache(folder, capsys):
-    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "2", "--threads", "1"]
+    argv = [*DEMO, "--model", folder, "--context", "300", "--steps", "2", "--threads", "1"]
     assert main(argv) == 0
     assert "no coded cache: no templates come with the package for this model" in capsys.readouterr().out
     assert main([*argv, "--codec", "none"]) == 0

@@ -71,8 +71,8 @@ def test_eval_head(folder, probes, capsys):
 
 
 def test_the_demo_shows_the_head(folder, capsys):
-    argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "64", "--threads", "1"]
-    assert main([*argv, "--codec", "none", "--json"]) == 0
+    argv = ["demo", "--no-replay", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "64"]
+    assert main([*argv, "--codec", "none", "--threads", "1", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)["written"]
     assert len(written["entropy"]) == 64
     assert 0 < written["stop_after"] <= 64

@@ -23,8 +23,7 @@ FULL = 6.0  # nats of a full block
 
 def write(lm: Any, passage: torch.Tensor, bar: Any) -> dict[str, Any]:
     """The model rewrites `passage` int64 [1,n], plainly and with prompt lookup: the same tokens, entropies, when a rule stops."""
-    prompt = f"Copy these lines, then say what they mean:\n\n{lm.tokenizer.decode(passage[0, :PASSAGE])}"
-    ids = torch.tensor([prompt_ids(lm.tokenizer, prompt)])
+    ids = question(lm, passage)
     task, ends = bar.add_task(f"write {TOKENS} tokens", total=2), eos_ids(lm.model)
     found = {}
     for name, cost in (("all", None), ("budget", COST)):
@@ -39,6 +38,12 @@ def write(lm: Any, passage: torch.Tensor, bar: Any) -> dict[str, Any]:
         "text": lm.tokenizer.decode(budget.tokens), "entropy": budget.entropy, "stop_after": stop, "stop_reason": reason,
         "per_token": per_token,
     }  # fmt: skip
+
+
+def question(lm: Any, passage: torch.Tensor) -> torch.Tensor:
+    """int64 [1,N]: what the model is asked about `passage` int64 [1,n]."""
+    prompt = f"Copy these lines, then say what they mean:\n\n{lm.tokenizer.decode(passage[0, :PASSAGE])}"
+    return torch.tensor([prompt_ids(lm.tokenizer, prompt)])
 
 
 def stopped(written: lookup.Generated, ends: list[int], prompt_len: int) -> tuple[int, str]:

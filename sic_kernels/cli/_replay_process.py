@@ -92,30 +92,30 @@ def prefill(job: Job, lm: Any) -> None:
     r.prefill(lm.tokens(models.text(job.text), job.tokens)[0])
 
 
-def save(job: Job) -> None:
+def save(job: Job) -> dict[str, Any]:
     """What a process that foresaw its death would have saved."""
     from safetensors.torch import save_file
 
-    pool = replay.MemoryPool.attach(Path(job.folder) / "pool")
-    # copies: torch.save would write the memory that they are views of, which is the whole pool
-    state = {str(block.name).removeprefix("run."): block.tensor.clone() for block in pool.blocks()}
     seconds = {}
-    for form, write in (("torch", torch.save), ("safetensors", save_file)):
-        begin = time.perf_counter()
-        write(state, str(job.file(form)))
-        seconds[form] = time.perf_counter() - begin
-    say(saving=seconds, nbytes=sum(x.nbytes for x in state.values()))
+    with replay.MemoryPool.attach(Path(job.folder) / "pool") as pool:
+        # copies: torch.save writes all of the memory that a tensor is a view of
+        state = {str(block.name).removeprefix("run."): block.tensor.clone() for block in pool.blocks()}
+        for form, write in (("torch", torch.save), ("safetensors", save_file)):
+            begin = time.perf_counter()
+            write(state, str(job.file(form)))
+            seconds[form] = time.perf_counter() - begin
+    return {"saving": seconds, "nbytes": sum(x.nbytes for x in state.values())}
 
 
-def resume(job: Job, lm: Any) -> None:
+def resume(job: Job, lm: Any) -> dict[str, Any]:
     begin = time.perf_counter()
     r = job.runner(lm.model, backed=True)
     watched = r.plan.engine = Watched(r.plan.engine)
     outcome = r.resume(r.cursor())
-    say(first=watched.first - begin, executed=len(outcome.executed), answer=r.generate(job.answer))
+    return {"first": watched.first - begin, "executed": len(outcome.executed), "answer": r.generate(job.answer)}
 
 
-def load(job: Job, lm: Any) -> None:
+def load(job: Job, lm: Any) -> dict[str, Any]:
     """Into the cache of a runner that is there."""
     begin = time.perf_counter()
     r = job.runner(lm.model, backed=False)
@@ -127,7 +127,7 @@ def load(job: Job, lm: Any) -> None:
         state = torch.load(job.file(job.format), mmap="mmap" in job.format, weights_only=True)
     for name, x in state.items():
         r.plan.tensors[name].copy_(x)
-    say(first=time.perf_counter() - begin)
+    return {"first": time.perf_counter() - begin}
 
 
 def main(what: str, options: str) -> None:
@@ -135,11 +135,13 @@ def main(what: str, options: str) -> None:
     if job.threads:
         torch.set_num_threads(job.threads)
     if what == "save":
-        return save(job)
+        return say(**save(job))
     begin = time.perf_counter()
     lm = models.load(job.model)
     say(loading=time.perf_counter() - begin)
-    {"prefill": prefill, "resume": resume, "load": load}[what](job, lm)
+    if what == "prefill":
+        return prefill(job, lm)
+    say(**{"resume": resume, "load": load}[what](job, lm))
 
 
 if __name__ == "__main__":

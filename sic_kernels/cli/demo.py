@@ -1,5 +1,5 @@
 """`python -m sic_kernels demo`: a real model over a real text, decoded dense, with sliced attention, and on a coded cache;
-then what its logits say while it writes.
+then what its logits say while it writes, and how it goes on after kill -9.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shadow", action="store_true", help="run dense beside sliced in every layer and report agreement"
     )
+    parser.add_argument(
+        "--no-replay", action="store_true", help="leave out the kill, self-speculation and drawing again"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +58,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from .. import models
     from ..integrations.transformers import SlicedCache, enable
     from ..slicing import SlicePolicy
-    from . import _demo_head, _run
+    from . import _demo_head, _demo_replay, _run
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -92,8 +95,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         sides["sliced"] = decode("sliced", "sic_sliced", cache)
         lm.model.set_attn_implementation("sdpa")
         written = _demo_head.write(lm, continuation, bar)
+        replayed = None if args.no_replay else _demo_replay.measure(lm, args, continuation, bar)
     result = _result(args, lm, policy, cache, prefill_seconds, sides)
-    return {**result, "written": written, "codec": None if templates is None else args.codec, "codec_absent": why_not}
+    codec = None if templates is None else args.codec
+    return {**result, "written": written, "replay": replayed, "codec": codec, "codec_absent": why_not}
 
 
 def _templates(model: Any, args: argparse.Namespace) -> tuple[Any, str | None]:
@@ -231,7 +236,7 @@ def _half_bytes(pages: Any, tokens: int) -> int:
 def _print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from . import _demo_head
+    from . import _demo_head, _demo_replay
     from ._run import wide_console
 
     dense = result["dense"]
@@ -273,7 +278,8 @@ def _print_table(result: dict[str, Any]) -> None:
         line("largest error of attention output", lambda side: largest if side is sliced else "")
     console = wide_console()
     console.print(table)
-    for text in _demo_head.lines(result["written"]):
+    replayed = _demo_replay.lines(result["replay"]) if result["replay"] else []
+    for text in [*_demo_head.lines(result["written"]), *replayed]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
