@@ -76,7 +76,9 @@ def test_demo_shadow(folder, capsys):
 
 def test_demo_kills_resumes_and_draws_again(folder, capsys):
     argv = ["demo", "--model", folder, "--text", "python:timeit", "--context", "300", "--steps", "2"]
-    found = run_json(capsys, *argv)["replay"]
+    result = run_json(capsys, *argv)
+    found = result["replay"]
+    assert [row["policy"] for row in result["followups"]] == ["dense", "sliced 4%", "sliced 4%, point kept"]
     kill, early, again = found["kill"], found["early_exit"], found["resample"]
     assert (kill["tokens"], kill["killed_after"], kill["executed"]) == (300, 4, 4)  # of 2 chunks of 4 segments
     assert kill["same_tokens"]
@@ -87,7 +89,8 @@ def test_demo_kills_resumes_and_draws_again(folder, capsys):
     assert early["layers_per_token"] == (23 - early["accepted"] + early["drafted"] + 23 - early["accepted"]) / 23
     assert again["same_bits"]
     assert (again["layers_run"], again["layers"], len(again["tokens"])) == (1, 2, 5)
-    assert run_json(capsys, *argv, "--no-replay")["replay"] is None
+    shorter = run_json(capsys, *argv, "--no-replay")
+    assert (shorter["replay"], shorter["followups"]) == (None, None)
 
 
 def test_demo_says_what_replay_did():

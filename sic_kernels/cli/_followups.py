@@ -33,6 +33,7 @@ ORDINALS = (
     "eleventh",
     "twelfth",
 )
+SHORT: dict[str, Any] = {"between": 600, "ratios": (0.04,), "count": 8}  # for the demo
 QUESTION_TOKENS = 64  # at most; calls of so many are sliced too
 
 

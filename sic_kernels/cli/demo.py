@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shadow", action="store_true", help="run dense beside sliced in every layer and report agreement"
     )
     parser.add_argument(
-        "--no-replay", action="store_true", help="leave out the kill, self-speculation and drawing again"
+        "--no-replay",
+        action="store_true",
+        help="leave out follow-up questions, the kill, self-speculation and drawing again",
     )
 
 
@@ -58,7 +60,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from .. import models
     from ..integrations.transformers import SlicedCache, enable
     from ..slicing import SlicePolicy
-    from . import _demo_head, _demo_replay, _run
+    from . import _demo_head, _demo_replay, _followups, _run
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -95,10 +97,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         sides["sliced"] = decode("sliced", "sic_sliced", cache)
         lm.model.set_attn_implementation("sdpa")
         written = _demo_head.write(lm, continuation, bar)
-        replayed = None if args.no_replay else _demo_replay.measure(lm, args, continuation, bar)
+        replayed = asked = None
+        if not args.no_replay:
+            asked = _followups.evaluate(lm, args.text, **_followups.SHORT, bar=bar)
+            replayed = _demo_replay.measure(lm, args, continuation, bar)
     result = _result(args, lm, policy, cache, prefill_seconds, sides)
     codec = None if templates is None else args.codec
-    return {**result, "written": written, "replay": replayed, "codec": codec, "codec_absent": why_not}
+    return {
+        **result,
+        "written": written,
+        "followups": asked,
+        "replay": replayed,
+        "codec": codec,
+        "codec_absent": why_not,
+    }
 
 
 def _templates(model: Any, args: argparse.Namespace) -> tuple[Any, str | None]:
@@ -236,7 +248,7 @@ def _half_bytes(pages: Any, tokens: int) -> int:
 def _print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from . import _demo_head, _demo_replay
+    from . import _demo_head, _demo_replay, _followups
     from ._run import wide_console
 
     dense = result["dense"]
@@ -278,8 +290,10 @@ def _print_table(result: dict[str, Any]) -> None:
         line("largest error of attention output", lambda side: largest if side is sliced else "")
     console = wide_console()
     console.print(table)
-    replayed = _demo_replay.lines(result["replay"]) if result["replay"] else []
-    for text in [*_demo_head.lines(result["written"]), *replayed]:
+    more = []
+    if result["replay"]:
+        more = [_followups.line(result["followups"]), *_demo_replay.lines(result["replay"])]
+    for text in [*_demo_head.lines(result["written"]), *more]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
