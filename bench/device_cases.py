@@ -24,13 +24,14 @@ from sic_kernels.head import benches as head_benches
 from sic_kernels.head import cases as head_cases
 from sic_kernels.ragged import benches as ragged_benches
 from sic_kernels.ragged import cases as ragged_cases
+from sic_kernels.replay import cases as replay_cases
 from sic_kernels.runtime import clocks
 from sic_kernels.runtime.bench_report import Bench
 from sic_kernels.slicing import benches as slicing_benches
 from sic_kernels.slicing import cases as slicing_cases
 from sic_kernels.testing import Case, assert_same_bits
 
-LISTS = (slicing_cases, delta_cases, head_cases, ragged_cases)
+LISTS = (slicing_cases, delta_cases, head_cases, ragged_cases, replay_cases)
 EACH = 3  # cases of a list
 # Of a case, at most: a sanitizer is a hundred times slower.
 LONGEST = 2200  # tokens, or scores of a row

@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 450  # of everything
-FAMILIES = ("slicing", "delta", "head", "ragged")
+FAMILIES = ("slicing", "delta", "head", "ragged", "replay")
 JOBS = 8  # processes at a time that share the GPU
 PASSED, FAILED, SKIPPED, TIMED_OUT, PLANNED = "passed", "failed", "skipped", "timed out", "would run"
 PACKAGES = (

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
 pytest.importorskip("rich", reason="pip install 'sic_kernels[demo]'")
 
 from sic_kernels.cli import _references_eval, main
-from sic_kernels.references.cases import LISTS, Case, cases
+from sic_kernels.references.sentences import LISTS, Case, cases
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_failed_cases_are_shown(monkeypatch, capsys):
         Case("en-reasons", "Is the third reason true?", "= Latency"),
         Case("zh-reasons", "第三点呢", "= 成本"),
     )
-    monkeypatch.setattr(_references_eval.cases, "cases", lambda name="cases": [wrong, right])
+    monkeypatch.setattr(_references_eval.sentences, "cases", lambda name="cases": [wrong, right])
     assert main(["eval", "references"]) == 0
     shown = capsys.readouterr().out
     assert "not as expected" in shown

@@ -177,7 +177,7 @@ def test_rehearsal_is_on_the_cpu(tmp_path):
 LISTS = [(family, name) for family in device_cases.LISTS for name in family.grids()]
 SHORT = [case for family, name in LISTS for case in device_cases.chosen(family.grid(name))]
 # Without a list; benchmarks of attend and the tests have them.
-UNLISTED = {"append_kv", "refine_tokens", "merge_many", "attend", "select_slice"}
+UNLISTED = {"append_kv", "refine_tokens", "merge_many", "select_slice"}
 
 
 def test_every_family_and_every_op_is_checked():

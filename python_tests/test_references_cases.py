@@ -1,12 +1,12 @@
-"""Cases by hand: what people say about an earlier answer, and what it means. See sic_kernels/references/cases.py."""
+"""Cases by hand: what people say about an earlier answer, and what it means. See sic_kernels/references/sentences.py."""
 
 import collections
 
 import pytest
 
 from sic_kernels import ArgumentError
-from sic_kernels.references.cases import LISTS, Case, answers, cases, judge, outline_of
 from sic_kernels.references.resolving import Resolved
+from sic_kernels.references.sentences import LISTS, Case, answers, cases, judge, outline_of
 
 
 def verdicts(name):

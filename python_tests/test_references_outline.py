@@ -8,7 +8,7 @@ from test_references_parse import seconds
 import sic_kernels as sic
 from sic_kernels import ArgumentError
 from sic_kernels.references import Ambiguous, Outline, Resolved, Unresolved, outline, pages, parse, resolve
-from sic_kernels.references.cases import answers
+from sic_kernels.references.sentences import answers
 from sic_kernels.runtime import trace
 
 

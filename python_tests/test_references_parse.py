@@ -364,7 +364,7 @@ def test_missing_file_and_no_file(tmp_path):
 
 def test_anchors_leave_nothing_out():
     """A sentence without an anchor is not looked at further: no form may match in one."""
-    from sic_kernels.references.cases import LISTS, cases
+    from sic_kernels.references.sentences import LISTS, cases
 
     shipped = grammar.shipped()
     for case in (case for name in LISTS for case in cases(name)):

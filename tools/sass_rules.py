@@ -90,4 +90,8 @@ RULES = (
     Rule(r"merge_stats_kernel", HOLDS_1024),
     Rule(r"probe_kernel", HOLDS_1024, ("LDG.128",)),
     Rule(r"termination_kernel", HOLDS_1024),
+    # what a captured segment reads, its mark, random numbers
+    Rule(r"(set|mark)_step_kernel", HOLDS_1024),
+    Rule(r"uniform_kernel<true>", HOLDS_1024, ("STG.128",)),
+    Rule(r"uniform_kernel<false>", HOLDS_1024),
 )

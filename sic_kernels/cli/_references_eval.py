@@ -10,7 +10,7 @@ import timeit
 from collections import defaultdict
 from typing import Any
 
-from ..references import cases, grammar, parse
+from ..references import grammar, parse, sentences
 
 SENTENCES = {
     "English, none": "Could you write me a short poem about the sea and the wind?",
@@ -27,10 +27,10 @@ RUNS, CALLS = 200, 50
 def measure() -> dict[str, Any]:
     """Scores of both lists of cases by language and kind, failed cases, microseconds a sentence, bytes of the grammar."""
     rows, failed = [], []
-    for name in cases.LISTS:
+    for name in sentences.LISTS:
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-        for case in cases.cases(name):
-            verdict = cases.judge(case)
+        for case in sentences.cases(name):
+            verdict = sentences.judge(case)
             for key in ((case.language, case.kind), (case.language, "all"), ("both", case.kind), ("both", "all")):
                 for i, value in enumerate((1, verdict.exact, verdict.wrong)):
                     counts[key][i] += value
@@ -59,7 +59,7 @@ def tables(result: dict[str, Any]) -> list[Any]:
     scores = Table(title=f"references resolved as expected; grammar of {result['grammar_bytes'] / 1e3:.1f} kB")
     for column in ("cases", "language", *KINDS, "all", "wrong"):
         scores.add_column(column, justify="left" if column in ("cases", "language") else "right")
-    for name in cases.LISTS:
+    for name in sentences.LISTS:
         for language in ("en", "zh", "both"):
             rows = {r["kind"]: r for r in result["rows"] if (r["list"], r["language"]) == (name, language)}
             shown = [

@@ -212,6 +212,7 @@ def _operations(batch: int, backend: str) -> dict[str, Callable[[], tuple]]:
         **_coded_operations(p, batch, forced),
         **_head_operations(batch, forced),
         **_ragged_operations(batch, forced),
+        "uniform": lambda: (_uniform_rows(batch, forced),),
     }
 
 
@@ -288,6 +289,18 @@ def _head_operations(batch: int, forced: dict[str, Any]) -> dict[str, Callable[[
         "probe": lambda: (head.probe(hidden, *of_probe, **forced),),
         "termination_step": termination_step,
     }
+
+
+def _uniform_rows(batch: int, forced: dict[str, Any]) -> Any:
+    """A row for each sequence, of its own position."""
+    import torch
+
+    from .. import replay
+
+    rows = torch.empty(batch, 1000)
+    for i, row in enumerate(rows):
+        replay.uniform((7, 100 + i, 3), out=row, **forced)
+    return rows
 
 
 def _ragged_operations(batch: int, forced: dict[str, Any]) -> dict[str, Callable[[], tuple]]:

@@ -24,6 +24,7 @@ from .errors import (
 from .outcomes import Explanation, Interrupted, Progress, Result
 from .plan import ReplayPlan
 from .pool import Block, MemoryPool, PartStats, PoolStats
+from .random import uniform
 from .segments import Rows, Segment, Step
 from .slots import Slot, SlotStats, SlotStore, prefix_digest
 
@@ -57,4 +58,5 @@ __all__ = [
     "context_bucket",
     "faults",
     "prefix_digest",
+    "uniform",
 ]

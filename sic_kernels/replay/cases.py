@@ -26,8 +26,12 @@ def uniform_case(key: tuple[int, int, int], count: int) -> Case:
     )
 
 
-def grid() -> list[Case]:
-    """Every count, with the keys in turn, and every key."""
+def grids() -> tuple[str, ...]:
+    return ("uniform",)
+
+
+def grid(name: str = "uniform") -> list[Case]:
+    """The cases of a list: every count, with the keys in turn, and every key."""
     pairs = [(key, count) for count, key in zip(COUNTS, itertools.cycle(KEYS))]
     pairs += [(key, 9) for key in KEYS]
-    return [uniform_case(key, count) for key, count in dict.fromkeys(pairs)]
+    return {"uniform": [uniform_case(key, count) for key, count in dict.fromkeys(pairs)]}[name]
