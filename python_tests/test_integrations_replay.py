@@ -112,6 +112,60 @@ def test_a_process_that_cannot_start(folder, tmp_path):
         _kill.kill(Job(str(tmp_path), 40, CHUNK, 1, model=folder, text=str(tmp_path / "none")))
 
 
+def test_tokens_of_another_prompt_never_mix(model):
+    """Neither a refused call nor a new prompt leaves a cursor that goes on over other tokens."""
+    r = runner(model)
+    with faults.stop_at(r.plan, 5):
+        cursor = r.prefill(IDS).cursor
+    with pytest.raises(ArgumentError):
+        r.prefill(IDS + 1 - 1, deadline_ms=-1)
+    with pytest.raises(ArgumentError, match="while a run is interrupted"):
+        r.step(3)
+    with pytest.raises(ArgumentError, match="while a run is interrupted"):
+        r.generate(1)
+    assert r.resume(cursor).done
+    assert_same_bits(r.logits, plain(model, 0)[0], "logits")
+
+
+def test_without_a_prompt(model):
+    r = runner(model)
+    with pytest.raises(ArgumentError, match="without a prompt"):
+        r.generate(1)
+    assert r.generate(0) == []
+
+
+def test_files_of_another_model(model, folder, tmp_path):
+    first = runner(
+        model, replay.MemoryPool(1 << 20, backing=tmp_path / "pool"), word=replay.CursorWord(tmp_path / "word")
+    )
+    first.prefill(IDS)
+    assert first.length == len(IDS)
+    first.pool.close()
+    first.plan.word.close()
+    other = LlamaForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        other.model.embed_tokens.weight.add_(1)
+    second = runner(other, replay.MemoryPool.attach(tmp_path / "pool"), word=replay.CursorWord(tmp_path / "word"))
+    assert second.length == 0
+
+
+def test_a_pool_that_was_replaced(model, tmp_path):
+    first = runner(
+        model, replay.MemoryPool(1 << 20, backing=tmp_path / "pool"), word=replay.CursorWord(tmp_path / "word")
+    )
+    with faults.stop_at(first.plan, 5):
+        cursor = first.prefill(IDS).cursor
+    first.pool.close()
+    first.plan.word.close()
+    (tmp_path / "pool").unlink()
+    second = runner(
+        model, replay.MemoryPool(1 << 20, backing=tmp_path / "pool"), word=replay.CursorWord(tmp_path / "word")
+    )
+    assert second.length == 0
+    with pytest.raises(replay.StaleCursor, match="other segments or buffers"):
+        second.resume(cursor)
+
+
 def test_blocks_of_another_model_are_refused(model):
     pool = replay.MemoryPool(1 << 20)
     runner(model, pool)
@@ -132,7 +186,8 @@ def test_bad_arguments(model):
     for call, message in [
         (lambda: r.prefill(torch.zeros(65, dtype=torch.int64)), "ids: got 65 tokens"),
         (lambda: r.prefill(torch.zeros(3)), "ids: got float32"),
-        (lambda: r.step(-1), "token: got -1"),
+        (lambda: r.prefill(torch.tensor([129])), "ids from 0 to 128"),
+        (lambda: r.prefill(IDS, end=5), "options: got 'end'"),
         (lambda: runner(torch.nn.Linear(2, 2)), "model: got Linear"),
     ]:
         with pytest.raises(ArgumentError, match=message):

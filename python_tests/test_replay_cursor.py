@@ -11,6 +11,7 @@ from sic_kernels import replay
 from sic_kernels.replay import Cursor, CursorWord, StaleCursor
 from sic_kernels.replay.cursor_word import PAGE, RunRecord
 from sic_kernels.replay.faults import Clock
+from sic_kernels.runtime.errors import ArgumentError, SicError
 
 CURSOR = Cursor(3, 1000, 7, FINGERPRINT.digest, rng=11, stamp=12345, plan=99, boot=5)
 
@@ -158,6 +159,31 @@ def test_a_record_that_is_half_written():
     word._memory[2304 + 20] ^= 1
     with pytest.raises(StaleCursor, match="no whole record of run 5"):
         word.read()
+
+
+@pytest.mark.parametrize("clock", [5, lambda: -1, lambda: 0.5, lambda: None])
+def test_clocks_that_are_none(clock):
+    with pytest.raises(ArgumentError, match="CursorWord: clock: got"):
+        CursorWord(clock=clock)
+
+
+@pytest.mark.parametrize("path", ["/none/word", "/tmp", "\0", "a" * 300, 5])
+def test_paths_that_cannot_be(path):
+    with pytest.raises(ArgumentError, match="CursorWord: path: got"):
+        CursorWord(path)
+
+
+def test_a_closed_word():
+    word = CursorWord()
+    word.close()
+    with pytest.raises(SicError, match="closed"):
+        word.read()
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 5, [300], 10**12])
+def test_what_is_no_bytes(wrong):
+    with pytest.raises(ArgumentError, match="data: got"):
+        Cursor.from_bytes(wrong)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -68,8 +68,6 @@ class ReplayRunner:
             self._segments(), buffers=self.buffers, inputs=["tokens"], outputs=["logits"],
             fingerprint=fingerprint or fingerprint_of(model, capacity), word=word, timeout_ms=timeout_ms,
         )  # fmt: skip
-        record = self.plan.word.read()
-        self.length = 0 if record is None else record[1].position  # tokens whose keys and values are complete
 
     def _buffers(self) -> dict[str, Any]:
         m = self.model
@@ -121,35 +119,78 @@ class ReplayRunner:
 
     # --- running ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are there."""
+        return self.plan.length
+
     def prefill(self, ids: Any, **options: Any) -> Result | Interrupted:
-        """The prompt, int64 [n], from position 0 on, in chunks; options: those of `ReplayPlan.run`."""
-        ids = tensor("ReplayRunner.prefill", "ids", ids, (torch.int64,), (-1,))
+        """The prompt, int64 [n], from position 0 on, in chunks; options of `ReplayPlan.run`: `deadline_ms`,
+        `stop`, `retries`, `seed`.
+
+        What was there before is gone, an interrupted run too.
+        """
+        op = "ReplayRunner.prefill"
+        ids = tensor(op, "ids", ids, (torch.int64,), (-1,))
         if not 1 <= len(ids) <= self.capacity:
-            raise ArgumentError.of("ReplayRunner.prefill", "ids", f"{len(ids)} tokens", f"1 to {self.capacity}")
-        self.plan.tensors["tokens"][: len(ids)] = ids
-        return self._done(self.plan.run(end=len(ids), chunk=min(self.chunk, len(ids)), **options))
+            raise ArgumentError.of(op, "ids", f"{len(ids)} tokens", f"1 to {self.capacity}")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.model.vocab:
+            raise ArgumentError.of(
+                op, "ids", f"{int(ids.min())} to {int(ids.max())}", f"ids from 0 to {self.model.vocab - 1}"
+            )
+        return self._run(
+            op, torch.arange(len(ids)), ids, {"end": len(ids), "chunk": min(self.chunk, len(ids))}, options
+        )
 
     def step(self, token: int, **options: Any) -> Result | Interrupted:
-        """One more token; the logits of the next are then in `logits`."""
-        if self.length >= self.capacity:
-            raise ArgumentError.of(
-                "ReplayRunner.step", "token", f"the {self.length + 1}th", f"at most {self.capacity} tokens"
-            )
-        self.plan.tensors["tokens"][self.length] = integer("ReplayRunner.step", "token", token, 0, "the id of a token")
-        return self._done(self.plan.run(begin=self.length, end=self.length + 1, **options))
+        """One more token; the logits of the next are then in `logits`. options: as of `prefill`.
+
+        Refused where there is no prompt, and while a run is interrupted: resume it first.
+        """
+        op, at = "ReplayRunner.step", self._ready("ReplayRunner.step")
+        if at >= self.capacity:
+            raise ArgumentError.of(op, "token", f"the {at + 1}th", f"at most {self.capacity} tokens")
+        token = integer(op, "token", token, 0, "the id of a token")
+        if token >= self.model.vocab:
+            raise ArgumentError.of(op, "token", token, f"an id from 0 to {self.model.vocab - 1}")
+        return self._run(op, torch.tensor([at]), torch.tensor([token]), {"begin": at, "end": at + 1}, options)
+
+    def _run(
+        self, op: str, places: Tensor, ids: Tensor, span: dict[str, Any], options: dict[str, Any]
+    ) -> Result | Interrupted:
+        """Tokens go in with the run, so that one that was interrupted never finds others than its own."""
+        for name in options:
+            if name not in ("deadline_ms", "stop", "retries", "seed"):
+                raise ArgumentError.of(op, "options", repr(name), "deadline_ms|stop|retries|seed")
+        tokens = self.plan.tensors["tokens"].clone()
+        tokens[places] = ids.to(tokens.device)
+        return self.plan.run({"tokens": tokens}, **span, **options)
+
+    def _ready(self, op: str) -> int:
+        """The length; `ArgumentError` where another token cannot follow."""
+        if self.plan.cursor() is not None:
+            raise ArgumentError.of(op, "token", "one while a run is interrupted", "resume(cursor()) first, or prefill")
+        if (length := self.length) == 0:
+            raise ArgumentError.of(op, "token", "one without a prompt", "prefill first")
+        return length
 
     def resume(self, cursor: Any, **options: Any) -> Result | Interrupted:
         """What is missing of the run that the cursor belongs to; options: those of `ReplayPlan.resume`."""
-        return self._done(self.plan.resume(cursor, **options))
+        return self.plan.resume(cursor, **options)
 
     def cursor(self) -> Any:
         """Where the last run goes on, also that of a process that died; None where it is done."""
         return self.plan.cursor()
 
     def generate(self, count: int, **options: Any) -> list[int]:
-        """`count` greedy tokens. Raises what a segment raised; a deadline or a stop ends it early, and the list is shorter."""
+        """`count` greedy tokens. Raises what a segment raised.
+
+        A deadline or a stop ends it early: the list is shorter, and the step of its last token is to be resumed.
+        """
+        count = integer("ReplayRunner.generate", "count", count, 0, "0 or more")
         tokens: list[int] = []
         for _ in range(count):
+            self._ready("ReplayRunner.generate")
             tokens.append(int(self.logits.argmax()))
             outcome = self.step(tokens[-1], **options)
             if isinstance(outcome, Interrupted):
@@ -162,10 +203,3 @@ class ReplayRunner:
     def logits(self) -> Tensor:
         """Of the token after the last, [V]; overwritten by the next step."""
         return self.plan.tensors["logits"]
-
-    def _done(self, outcome: Result | Interrupted) -> Result | Interrupted:
-        if outcome.done:
-            last = self.plan.word.read()
-            assert last is not None
-            self.length = last[0].end
-        return outcome

@@ -19,7 +19,6 @@ import struct
 import zlib
 from pathlib import Path
 
-from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
 from .errors import StaleCursor
 
@@ -59,8 +58,6 @@ class Cursor:
     boot: int = dataclasses.field(default_factory=boot_id)
 
     def __post_init__(self) -> None:
-        integer("Cursor", "layer", self.layer, 0, "0 to 4095")
-        integer("Cursor", "position", self.position, 0, "0 to 2^28 - 1")
         limits = {"layer": MAX_LAYERS, "position": MAX_POSITIONS, "epoch": 1 << 64, "rng": 1 << 64, "stamp": 1 << 64,
                   "plan": 1 << 32, "boot": 1 << 16}  # fmt: skip
         for name, limit in limits.items():
@@ -83,6 +80,8 @@ class Cursor:
     @classmethod
     def from_bytes(cls, data: bytes) -> Cursor:
         """The cursor that `to_bytes` wrote; `StaleCursor` for anything else, with what is wrong."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ArgumentError.of("Cursor.from_bytes", "data", type(data).__name__, "bytes")
         data = bytes(data)
         if len(data) != NBYTES:
             raise StaleCursor(f"cursor: {len(data)} bytes, expected {NBYTES}")

@@ -26,7 +26,7 @@ from .engine import Engine
 from .errors import PoolExhausted
 from .outcomes import Interrupted
 from .plan import ReplayPlan
-from .verification import fill_bytes, same_bits
+from .verification import BITS, PLAIN, SMALL, fill, same_bits
 
 Tensor = torch.Tensor
 
@@ -77,6 +77,7 @@ class _Faulty:
         moment = self.point.moment
         if moment != "before":
             self.engine.run(layer, position)
+        self.engine.settle(index)
         if moment in ("mid_write", "before_mark"):  # the mark is taken back
             self.plan.word.mark(self.record.epoch, layer, position)
         if moment == "mid_write":
@@ -87,10 +88,11 @@ class _Faulty:
         """Half of what the segment wrote is something else."""
         segment, tensors = self.plan.segments[layer], self.plan.tensors
         end = min(position + self.record.chunk, self.record.end)
-        parts = [tensors[name].flatten() for name in segment.writes]
+        parts = [tensors[name] for name in segment.writes]
         parts += [tensors[r.name].narrow(r.axis, position, end - position) for r in segment.rows]
         for part in parts:
-            fill_bytes(part.narrow(0, part.shape[0] // 2, part.shape[0] - part.shape[0] // 2), 0xFF)
+            half = part.shape[0] // 2 if part.ndim else 0
+            fill(part.narrow(0, half, part.shape[0] - half) if part.ndim else part, BITS)
 
     def settle(self, at: int) -> int:
         return self.engine.settle(at)
@@ -101,6 +103,8 @@ def stop_at(plan: ReplayPlan, index: int, moment: str = "mid_write") -> Iterator
     """Within, the plan's calls stop with `Injected` when they reach segment `index` of the run (counted over all chunks)."""
     code_of("faults.stop_at", "moment", moment, {name: i for i, name in enumerate(MOMENTS)})
     point = StopPoint(integer("faults.stop_at", "index", index, 0, "the number of a segment"), moment)
+    if getattr(plan.engine, "strategy", "segments") != "segments":
+        raise ArgumentError.of("faults.stop_at", "plan", "strategy 'mask'", "a plan that stops after single segments")
     engine = plan.engine
     plan.engine = _Faulty(plan, engine, point)
     try:
@@ -119,12 +123,12 @@ def tear(plan: ReplayPlan, before: Cursor, after: Cursor, low: int = 4) -> None:
     word.set_raw(pieces[1][:low] + pieces[0][low:])
 
 
-def poison(plan: ReplayPlan, names: Sequence[str], byte: int = 0xFF) -> None:
-    """Fills every byte of these buffers."""
+def poison(plan: ReplayPlan, names: Sequence[str]) -> None:
+    """Fills every byte of these buffers with 0xff: NaN, -1, true."""
     for name in names:
         if name not in plan.tensors:
             raise ArgumentError.of("faults.poison", "names", repr(name), "|".join(plan.tensors))
-        fill_bytes(plan.tensors[name], byte)
+        fill(plan.tensors[name], BITS)
 
 
 def churn(pool: Any, seed: int, steps: int = 64, part: str | None = None) -> None:
@@ -138,7 +142,7 @@ def churn(pool: Any, seed: int, steps: int = 64, part: str | None = None) -> Non
             continue
         with contextlib.suppress(PoolExhausted):
             held.append(pool.alloc(rng.randrange(1, 1 << 14), **options))
-            fill_bytes(held[-1].tensor, rng.randrange(256))
+            fill(held[-1].tensor, rng.choice((BITS, SMALL, PLAIN)))
     for block in held:
         pool.free(block)
 
@@ -168,21 +172,26 @@ def campaign(
     A run fails unless all buffers that segments write hold the same bits and exactly the segments from each cursor on were run.
     chunk: a divisor of end - begin.  pool: churned between interruption and resume.
     """
-    chunk = end - begin if chunk is None else chunk
-    options = {"begin": begin, "end": end, "chunk": chunk, "seed": seed}
-    if chunk < 1 or (end - begin) % chunk:  # what a shorter chunk leaves of a boundary buffer nobody has declared
-        raise ArgumentError.of("faults.campaign", "chunk", chunk, f"a divisor of the {end - begin} tokens")
+    op = "faults.campaign"
+    count = integer(op, "count", count, 1, "1 or more")
+    begin = integer(op, "begin", begin, 0, "0 or more")
+    end = integer(op, "end", end, begin + 1, "an integer above begin")
+    chunk = end - begin if chunk is None else integer(op, "chunk", chunk, 1, "1 or more")
+    options: dict[str, Any] = {"begin": begin, "end": end, "chunk": chunk, "seed": seed, "rows_given": True}
+    if (end - begin) % chunk:  # what a shorter chunk leaves of a boundary buffer nobody has declared
+        raise ArgumentError.of(op, "chunk", chunk, f"a divisor of the {end - begin} tokens")
     whole = plan.run(inputs, **options)
     if isinstance(whole, Interrupted):
         raise SicError(f"campaign: the run without faults was interrupted: {whole.error!r}")
-    want = _written(plan, begin, end)
+    want = {name: x.clone() for name, x in _results(plan, begin, end).items()}
     rng, interruptions, failures = random.Random(seed), 0, []
     for number in range(count):
         points = _points(rng, len(whole.executed))
         interruptions += len(points)
-        poison(plan, list(want))
+        for x in _results(plan, begin, end).values():
+            fill(x, BITS)
         problem = _one(plan, inputs, options, points, len(whole.executed), (pool, rng)) or _difference(
-            want, _written(plan, begin, end)
+            want, _results(plan, begin, end)
         )
         if problem:
             failures.append(f"run {number}, stopped at {', '.join(f'{p.index} {p.moment}' for p in points)}: {problem}")
@@ -228,11 +237,11 @@ def _one(
     return ""
 
 
-def _written(plan: ReplayPlan, begin: int, end: int) -> dict[str, Tensor]:
-    """What a run over these tokens leaves: boundary buffers, and the rows of the tokens."""
-    found = {name: plan.tensors[name].clone() for segment in plan.segments for name in segment.writes}
+def _results(plan: ReplayPlan, begin: int, end: int) -> dict[str, Tensor]:
+    """What a run over these tokens writes: boundary buffers, and the rows of the tokens."""
+    found = {name: plan.tensors[name] for segment in plan.segments for name in segment.writes}
     rows = {r.name: r for segment in plan.segments for r in segment.rows}
-    return found | {name: plan.tensors[name].narrow(r.axis, begin, end - begin).clone() for name, r in rows.items()}
+    return found | {name: plan.tensors[name].narrow(r.axis, begin, end - begin) for name, r in rows.items()}
 
 
 def _difference(want: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:

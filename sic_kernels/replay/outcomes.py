@@ -44,13 +44,16 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted:
-    """A run that stopped. reason: "deadline", "stop" or "exception" (`error` has it); `cursor` says where it goes on."""
+    """A run that stopped. reason: "deadline", "stop" or "exception" (`error` has it); `cursor` says where it goes on; status and
+    reasons as in `Result`."""
 
     cursor: Cursor
     reason: str
     executed: Progress
     seconds: float
     error: Exception | None = None
+    status: str = "active"
+    reasons: tuple[str, ...] = ()
 
     done = False
 

@@ -8,22 +8,25 @@ import dataclasses
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..runtime import config, fallback, metrics, trace
-from ..runtime.arguments import code_of, instance, integer, real
+from ..runtime.arguments import code_of, described, instance, integer, is_dense, real
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.fingerprint import Fingerprint
 from ..runtime.log import get_logger
 from .cursor import MAX_POSITIONS, Cursor, boot_id
-from .cursor_word import MAX_FINGERPRINT, PROCESS, CursorWord, RunRecord
+from .cursor_word import MAX_FINGERPRINT, RETIRED, CursorWord, RunRecord, process_id
 from .engine import CpuEngine, Engine
 from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, PlanError, StaleCursor
 from .outcomes import Explanation, Interrupted, Progress, Result
 from .segments import Segment, bound, check_flow, digest_of
+from .verification import hazards
 
 Tensor = torch.Tensor
 
@@ -58,7 +61,8 @@ class ReplayPlan:
         check_flow(self.segments, self.buffers, self.outputs)
         self.names = tuple(s.name for s in self.segments)
         self.digest = digest_of(self.segments, self.buffers, backend)
-        self.tensors = {name: b.tensor for name, b in self.buffers.items()}
+        self.tensors = MappingProxyType({name: b.tensor for name, b in self.buffers.items()})
+        self._anew: dict[int, str] = {}  # runs of this process that stand in for refused ones, and why
         self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
         self._poisoned: str | None = None
         self.engine: Engine = CpuEngine(self.segments, self.tensors, word)
@@ -98,7 +102,10 @@ class ReplayPlan:
         limit = integer(op, "timeout_ms", default if timeout_ms is None else timeout_ms, 1, "1 to 2^31 - 1")
         word = CursorWord() if word is None else word
         instance(op, "word", word, CursorWord)
+        if word.holder is not None and word.holder() is not None:
+            raise ArgumentError.of(op, "word", "one that another plan marks", "a word of its own")
         plan = cls(segments, buffers, fingerprint, inputs, outputs, backend, word, limit)
+        word.holder = weakref.ref(plan)
         if backend != "cpu":
             from .graph_engine import GraphEngine
 
@@ -108,6 +115,9 @@ class ReplayPlan:
     def _check_ends(self) -> None:
         """Inputs and outputs are buffers, and nobody writes an input."""
         written = {name for s in self.segments for name in (*s.writes, *(r.name for r in s.rows))}
+        for arg, names in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if not all(isinstance(name, str) for name in names):
+                raise ArgumentError.of("ReplayPlan.capture", arg, repr(names), "names of buffers")
         for name in self.outputs:
             if name not in self.buffers:
                 raise ArgumentError.of("ReplayPlan.capture", "outputs", repr(name), "the name of a buffer")
@@ -130,6 +140,7 @@ class ReplayPlan:
         end: int | None = None,
         chunk: int | None = None,
         seed: int = 0,
+        rows_given: bool = False,
         deadline_ms: float | None = None,
         stop: Any = None,
         retries: int = 0,
@@ -137,6 +148,7 @@ class ReplayPlan:
         """All segments over tokens begin .. end (default: begin + 1), `chunk` at a time (default: all at once).
 
         * inputs: name -> tensor, copied into the plan's inputs before anything runs.
+        * rows_given: the caller has filled the rows before `begin`; else earlier runs of the plan must have.
         * seed: of the random numbers, 64 bits. deadline_ms: stops after the segment during which it passes. stop: an Event, or a
           function, asked before every segment. retries: how often a segment that raises is run again.
 
@@ -144,23 +156,21 @@ class ReplayPlan:
         through, and `cursor()` then says where to go on. Raises ArgumentError before anything is touched.
         """
         op = "ReplayPlan.run"
-        begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
-        end = begin + 1 if end is None else integer(op, "end", end, begin + 1, "an integer above begin, below 2^28")
+        begin, end = self._checked_span(op, begin, end)
         chunk = end - begin if chunk is None else integer(op, "chunk", chunk, 1, "an integer, 1 or more")
-        if end >= MAX_POSITIONS:
-            raise ArgumentError.of(op, "end", end, "below 2^28")
         if type(seed) is not int or not 0 <= seed < 1 << 64:
             raise ArgumentError.of(op, "seed", repr(seed), "an integer of 64 bits, 0 or more")
         limits = _Limits.of(op, deadline_ms, stop, retries)
-        self._check_rows(op, end)
-        given = self._checked_inputs(inputs or {})
+        given = self._checked_inputs(op, inputs)
         with self._turn(op):
             self._check_alive()
-            last = self.word.read()
-            epoch = 1 if last is None else last[0].epoch + 1
-            record = RunRecord(epoch, begin, end, chunk, seed, self.digest, self.fingerprint)
+            if begin > (length := self.length) and not rows_given and any(segment.rows for segment in self.segments):
+                expected = f"at most {length}, the tokens whose rows earlier runs have filled (or rows_given=True)"
+                raise ArgumentError.of(op, "begin", begin, expected)
+            epoch = self._retire(begin)
             for name, value in given.items():
                 self.tensors[name].copy_(value)
+            record = RunRecord(epoch, begin, end, chunk, seed, self.digest, self.fingerprint)
             self.word.begin(record)
             return self._go(record, 0, "replay.run", limits)
 
@@ -178,33 +188,50 @@ class ReplayPlan:
         Refused are a damaged cursor, one of another run, plan or process start (`StaleCursor`), an old one (`CursorExpired`), one
         of another model or setting (`FingerprintMismatch`), and any after the device context was lost (`ContextPoisoned`). With
         on_mismatch="recompute" a cursor of this plan's last run that has expired or has another fingerprint makes the whole run
-        anew from its inputs: the result says "fallback" and why, it is counted and logged, and is an error under SIC_STRICT.
+        anew from its inputs (another fingerprint: only a run from token 0 on, since the rows before it are another model's): the
+        result says "fallback" and why, it is counted and logged, and is an error under SIC_STRICT.
         """
         op = "ReplayPlan.resume"
         anew = code_of(op, "on_mismatch", on_mismatch, MISMATCH) == 1
         limits = _Limits.of(op, deadline_ms, stop, retries)
-        reasons: tuple[str, ...] = ()
+        rate = metrics.get("sic_cursor_recovery_rate")
         with self._turn(op):
             try:
                 found = _cursor_of(op, cursor)
                 record = self._checked(found)
                 first = self._index(record, found)
-            except (CursorExpired, FingerprintMismatch) as error:
-                metrics.get("sic_cursor_recovery_rate").add(0, 1)
+            except (CursorError, ContextPoisoned) as error:
+                rate.add(0, 1)
                 _log.warning("a cursor was refused: %s", error)
-                if not anew or config.current().strict:
+                if not anew or not self._can_be_made_anew(error, found):
                     raise
                 fallback.report(_log, "run %d is computed anew: %s", found.epoch, error, level=logging.WARNING)
-                first, reasons = 0, (str(error),)
-                record = self._anew(self._own_record(found))
-            except CursorError as error:
-                metrics.get("sic_cursor_recovery_rate").add(0, 1)
-                _log.warning("a cursor was refused: %s", error)
-                raise
+                record, first = self._begin_anew(self._own_record(found), str(error)), 0
             else:
-                metrics.get("sic_cursor_recovery_rate").add(1, 1)
+                rate.add(1, 1)
                 metrics.get("sic_graph_replay_ratio").add(first, self._total(record))
-            return self._go(record, first, "replay.resume", limits, reasons)
+            return self._go(record, first, "replay.resume", limits)
+
+    def _can_be_made_anew(self, error: Exception, cursor: Cursor) -> bool:
+        """Not where rows before the run's first token are another model's, and not under SIC_STRICT."""
+        if config.current().strict or not isinstance(error, CursorExpired | FingerprintMismatch):
+            return False
+        alone = self._own_record(cursor).begin == 0 or not any(segment.rows for segment in self.segments)
+        return alone or isinstance(error, CursorExpired)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose rows are filled, by the progress word: also of a process that died. 0 where they are gone, or those of
+        another plan or model."""
+        try:
+            last = self.word.read()
+        except StaleCursor as error:
+            _log.warning("no rows are known: %s", error)
+            return 0
+        if last is None or last[0].plan != self.digest or last[0].boot != boot_id():
+            return 0
+        same = not last[0].fingerprint.diff(self.fingerprint)
+        return last[1].position if same and (last[0].process == process_id() or not self._mortal()) else 0
 
     def cursor(self) -> Cursor | None:
         """Where the last run goes on, from the progress word: also that of a process that died. None: nothing is left to do.
@@ -212,7 +239,7 @@ class ReplayPlan:
         Raises `StaleCursor` where the word is damaged.
         """
         last = self.word.read()
-        if last is None or last[1].position >= last[0].end:
+        if last is None or last[1].position >= last[0].end or last[1].layer == RETIRED:
             return None
         return last[1]
 
@@ -232,19 +259,16 @@ class ReplayPlan:
     def verify(
         self, inputs: Mapping[str, Tensor] | None = None, *, begin: int = 0, end: int | None = None, seed: int = 1
     ) -> list[Any]:
-        """Each segment run again and again on poisoned buffers: the hazards found, as a list of `PlanError` (empty: proved).
+        """Each segment run again and again on poisoned copies: the hazards seen, as a list of `PlanError`.
 
-        One chunk of tokens begin .. end; what rows before `begin` hold is read as it is. All buffers are afterwards as they were.
-        Costs about five runs of the segments and a copy of the buffers.
+        One chunk of tokens begin .. end; what rows before `begin` hold is read as it is. Segments must take their buffers from
+        the step: the plan's own are not touched. Costs about eight runs of the segments and three copies of the buffers.
         """
-        from .verification import hazards
-
         op = "ReplayPlan.verify"
-        begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
-        end = begin + 1 if end is None else integer(op, "end", end, begin + 1, "an integer above begin, below 2^28")
-        self._check_rows(op, end)
-        given = self._checked_inputs(inputs or {})
+        begin, end = self._checked_span(op, begin, end)
+        given = self._checked_inputs(op, inputs)
         with self._turn(op):
+            self._check_alive()
             return hazards(self.segments, self.tensors, given, begin, end, seed)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
@@ -263,24 +287,44 @@ class ReplayPlan:
             finally:
                 self._running.here = False
 
-    def _checked_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _checked_inputs(self, op: str, inputs: Any) -> dict[str, Tensor]:
+        if inputs is None:
+            return {}
+        if not isinstance(inputs, Mapping):
+            raise ArgumentError.of(op, "inputs", type(inputs).__name__, "a mapping from names to tensors")
         for name, value in inputs.items():
             if name not in self.inputs:
                 raise ArgumentError.of(
-                    "ReplayPlan.run", "inputs", repr(name), "|".join(self.inputs) or "none: the plan has no inputs"
+                    op, "inputs", repr(name), "|".join(self.inputs) or "none: the plan has no inputs"
                 )
             want = self.tensors[name]
-            if not isinstance(value, torch.Tensor) or value.dtype != want.dtype or value.shape != want.shape:
-                got = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ArgumentError.of("ReplayPlan.run", f"inputs[{name!r}]", got, f"{want.dtype}{list(want.shape)}")
+            if not is_dense(value) or value.dtype != want.dtype or value.shape != want.shape:
+                raise ArgumentError.of(op, f"inputs[{name!r}]", described(value), described(want))
         return dict(inputs)
 
-    def _check_rows(self, op: str, end: int) -> None:
-        """Every buffer addressed by position has room for the tokens."""
+    def _checked_span(self, op: str, begin: Any, end: Any) -> tuple[int, int]:
+        """Tokens that every buffer addressed by position has room for."""
+        begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
+        end = begin + 1 if end is None else integer(op, "end", end, begin + 1, "an integer above begin, below 2^28")
+        if end >= MAX_POSITIONS:
+            raise ArgumentError.of(op, "end", end, "below 2^28")
         for rows in (r for s in self.segments for r in s.rows):
             room = self.tensors[rows.name].shape[rows.axis]
             if end > room:
                 raise ArgumentError.of(op, "end", end, f"at most {room}, the rows of {rows.name!r}")
+        return begin, end
+
+    def _retire(self, begin: int) -> int:
+        """The last run cannot go on from here, and its rows count up to the first token of the next; the number of that."""
+        try:
+            last = self.word.read()
+        except StaleCursor as error:
+            _log.warning("the last run is forgotten: %s", error)
+            return self.word.newest_epoch() + 1
+        if last is None:
+            return 1
+        self.word.mark(last[0].epoch, RETIRED, min(begin, last[1].position))
+        return last[0].epoch + 1
 
     def _check_alive(self) -> None:
         if self._poisoned is not None:
@@ -304,8 +348,9 @@ class ReplayPlan:
             raise StaleCursor("cursor: made before the machine was started again")
         if cursor.plan != self.digest:
             raise StaleCursor("cursor: of a plan with other segments or buffers")
-        if record.process != PROCESS:
-            self._check_survivors()
+        if record.process != process_id() and (name := self._mortal()):
+            detail = "allocate it by name in a MemoryPool with a backing file"
+            raise StaleCursor(f"buffer {name!r}: died with its process: {detail}")
         if cursor.rng != record.seed:
             raise StaleCursor(f"cursor: seed {cursor.rng}, the run has {record.seed}")
         self._check_place(record, cursor)
@@ -320,22 +365,20 @@ class ReplayPlan:
             raise CursorExpired(f"cursor: {age:.0f} ms old, the limit is {self.timeout_ms} ms")
         return record
 
-    def _anew(self, record: RunRecord) -> RunRecord:
+    def _begin_anew(self, record: RunRecord, why: str) -> RunRecord:
         """The same run as a new one of this plan."""
+        epoch = self._retire(record.begin)
         new = RunRecord(
-            record.epoch + 1, record.begin, record.end, record.chunk, record.seed, self.digest, self.fingerprint
+            epoch, record.begin, record.end, record.chunk, record.seed, self.digest, self.fingerprint, anew=True
         )
         self.word.begin(new)
+        self._anew = {epoch: why}
         return new
 
-    def _check_survivors(self) -> None:
-        """After the death of a process: everything that segments share must have outlived it."""
-        for segment in self.segments:
-            for name in segment.names:
-                if not self.buffers[name].survives:
-                    raise StaleCursor(
-                        f"buffer {name!r}: died with its process: allocate it in a MemoryPool with a backing file"
-                    )
+    def _mortal(self) -> str | None:
+        """A buffer that segments name and that does not outlive the process."""
+        names = (name for segment in self.segments for name in segment.names)
+        return next((name for name in names if not self.buffers[name].survives), None)
 
     def _total(self, record: RunRecord) -> int:
         return -(-(record.end - record.begin) // record.chunk) * len(self.segments)
@@ -358,47 +401,46 @@ class ReplayPlan:
         """The number of the segment, over the whole run, that the cursor names."""
         return (cursor.position - record.begin) // record.chunk * len(self.segments) + cursor.layer
 
-    def _go(
-        self, record: RunRecord, first: int, kind: str, limits: _Limits, reasons: tuple[str, ...] = ()
-    ) -> Result | Interrupted:
-        """Segments `first` and later of the run; reasons: why it is computed anew."""
+    def _go(self, record: RunRecord, first: int, kind: str, limits: _Limits) -> Result | Interrupted:
+        """Segments `first` and later of the run."""
         began, total, layers = self.clock(), self._total(record), len(self.segments)
-        limit = None if limits.nanoseconds is None else began + limits.nanoseconds
-        reason, error = "", None
-        at = first
+        over = limits.watch(self.clock, began)
+        at, reason, error = first, "", None
         self.engine.begin(record)
         try:
             try:
-                while at < total:
-                    over = limit is not None and self.clock() >= limit
-                    reason = "stop" if limits.asked() else "deadline" if over else ""
-                    if reason:
-                        break
+                while at < total and not error and not (reason := over()):
                     chunk, layer = divmod(at, layers)
-                    error = self._attempt(layer, record.begin + chunk * record.chunk, limits.retries)
-                    if error is not None:
-                        reason = "exception"
-                        break
-                    at += 1
+                    error = self._attempt(layer, record.begin + chunk * record.chunk, limits.retries, over)
+                    at += error is None
             finally:  # what is under way comes to its end, also before an interrupt passes through
                 done = self.engine.settle(at)
             at = done
         except ContextPoisoned as lost:
             self._poisoned = lost.segment or self.names[at % layers]
             raise ContextPoisoned(f"segment {self._poisoned!r}: {lost}") from lost
-        executed = Progress(self.names, record.begin, record.chunk, first, at)
-        seconds = (self.clock() - began) / 1e9
-        status = "recomputed" if reasons else "done" if at == total and error is None else "interrupted"
-        position = record.begin + min(at, total - 1) // layers * record.chunk
-        trace.record(
-            kind, segments=total, first=first, stop=at, position=position, epoch=record.epoch, status=status,
-            reasons=[*reasons, *([reason] if reason else [])], seconds=seconds,
-        )  # fmt: skip
-        if at == total and error is None:
-            return Result(record.epoch, executed, seconds, "fallback" if reasons else "active", reasons)
-        return Interrupted(self._cursor_at(record, at), reason, executed, seconds, error)
+        return self._outcome(record, (first, at, total), kind, "exception" if error else reason, error, began)
 
-    def _attempt(self, layer: int, position: int, retries: int) -> Exception | None:
+    def _outcome(
+        self, record: RunRecord, span: tuple[int, int, int], kind: str, reason: str, error: Exception | None, began: int
+    ) -> Result | Interrupted:
+        """Of a call that ran segments span[0] up to span[1] of span[2]; into the trace, too."""
+        first, at, total = span
+        executed, seconds = Progress(self.names, record.begin, record.chunk, first, at), (self.clock() - began) / 1e9
+        reasons = (self._anew.get(record.epoch, "computed anew"),) if record.anew else ()
+        status, done = "fallback" if reasons else "active", at == total and error is None
+        position = record.begin + min(at, total - 1) // len(self.segments) * record.chunk
+        why: dict[str, Any] = {"reasons": list(reasons)} if reasons else {}
+        trace.record(
+            kind, segments=total, first=first, stop=at, position=position, epoch=record.epoch, why=reason or "end",
+            status="interrupted" if not done else "recomputed" if reasons else "done", seconds=seconds, **why,
+        )  # fmt: skip
+        if done:
+            return Result(record.epoch, executed, seconds, status, reasons)
+        return Interrupted(self._cursor_at(record, at), reason, executed, seconds, error, status, reasons)
+
+    def _attempt(self, layer: int, position: int, retries: int, over: Callable[[], str]) -> Exception | None:
+        """Runs a segment, again where it raises; the last exception."""
         for left in range(retries, -1, -1):
             try:
                 self.engine.run(layer, position)
@@ -408,6 +450,8 @@ class ReplayPlan:
             except Exception as error:
                 _log.warning("segment %s at token %d: %r; %d retries left", self.names[layer], position, error, left)
                 last = error
+                if left and over():
+                    break
         return last
 
     def _cursor_at(self, record: RunRecord, at: int) -> Cursor:
@@ -433,6 +477,17 @@ class _Limits:
         if not callable(asked):
             raise ArgumentError.of(op, "stop", type(stop).__name__, "an Event, or a function")
         return cls(within, asked, integer(op, "retries", retries, 0, "an integer, 0 or more"))
+
+    def watch(self, clock: Callable[[], int], began: int) -> Callable[[], str]:
+        """A function that says why to stop now, or ""."""
+        limit = None if self.nanoseconds is None else began + self.nanoseconds
+
+        def over() -> str:
+            if self.asked():
+                return "stop"
+            return "deadline" if limit is not None and clock() >= limit else ""
+
+        return over
 
 
 def _cursor_of(op: str, cursor: Any) -> Cursor:

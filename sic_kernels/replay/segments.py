@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import instance
+from ..runtime.arguments import described, flag, instance, is_dense
 from ..runtime.errors import ArgumentError
 from .cursor import MAX_LAYERS
 from .errors import PlanError, StaleCursor
@@ -89,15 +90,14 @@ class Segment:
             raise ArgumentError.of("Segment", "name", repr(self.name), "a name")
         if not callable(self.fn):
             raise ArgumentError.of("Segment", "fn", type(self.fn).__name__, "a function of a Step")
-        for arg, kind, expected in (
-            ("reads", str, "names of buffers"),
-            ("writes", str, "names of buffers"),
-            ("rows", Rows, "Rows"),
-        ):
+        kinds = (("reads", str, "names of buffers"), ("writes", str, "names of buffers"), ("rows", Rows, "Rows"))
+        for arg, kind, expected in kinds:
             given = getattr(self, arg)
-            if isinstance(given, str) or not all(isinstance(x, kind) for x in given):
+            parts = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+            if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(x, kind) for x in parts):
                 raise ArgumentError.of("Segment", arg, repr(given), f"a sequence of {expected}")
-            object.__setattr__(self, arg, tuple(given))
+            object.__setattr__(self, arg, parts)
+        object.__setattr__(self, "rng", flag("Segment", "rng", self.rng))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,6 +114,13 @@ class Buffer:
         if not self.block:
             instance("ReplayPlan.capture", f"buffers[{name!r}]", source, torch.Tensor)
         self.tensor: Tensor = source.tensor if self.block else source
+        x = self.tensor
+        apart = is_dense(x) and all(n < 2 or stride > 0 for n, stride in zip(x.shape, x.stride()))
+        if not apart or x.requires_grad:
+            got = f"{described(x)}{' that requires grad' if x.requires_grad else ''}"
+            raise ArgumentError.of(
+                "ReplayPlan.capture", f"buffers[{name!r}]", got, "a dense tensor with memory for each element"
+            )
         self.identity = self._identity()
 
     @property
@@ -123,13 +130,13 @@ class Buffer:
 
     def _identity(self) -> tuple[Any, ...]:
         x = self.source
-        what = (x.part, x.offset, x.generation) if self.block else (x.data_ptr(), x.stride())
+        what = x.identity if self.block else (x.data_ptr(), x.stride())
         return (*what, str(self.tensor.dtype), tuple(self.tensor.shape))
 
     def check(self) -> None:
         """`StaleCursor` if it is not what it was: freed, used again for something else, moved, of another shape."""
         if self.block and not self.source.alive:
-            raise StaleCursor(f"buffer {self.name!r}: its block was freed (generation {self.source.generation})")
+            raise StaleCursor(f"buffer {self.name!r}: its block was freed, or its pool was closed")
         live = self._identity()
         if live != self.identity:
             raise StaleCursor(f"buffer {self.name!r}: is {live}, was {self.identity} when the plan was made")
@@ -137,6 +144,12 @@ class Buffer:
 
 def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, Buffer]:
     """The buffers of a plan; `ArgumentError` for a name that nobody gives or two segments of one name."""
+    if not isinstance(segments, Sequence) or not all(isinstance(s, Segment) for s in segments):
+        raise ArgumentError.of("ReplayPlan.capture", "segments", type(segments).__name__, "a sequence of Segments")
+    if not isinstance(buffers, Mapping) or not all(isinstance(name, str) for name in buffers):
+        raise ArgumentError.of(
+            "ReplayPlan.capture", "buffers", type(buffers).__name__, "a mapping from names to buffers"
+        )
     names = [s.name for s in segments]
     if not names or len(names) >= MAX_LAYERS:
         raise ArgumentError.of("ReplayPlan.capture", "segments", len(names), f"1 to {MAX_LAYERS - 1} segments")
@@ -163,10 +176,12 @@ def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, 
 def check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outputs: Sequence[str]) -> None:
     """`PlanError` where a segment, cut off and run again, could not find what it read the first time.
 
-    in_place: it writes what it reads. no_producer: it reads what nobody wrote (and is no input). stale_boundary: it overwrites,
+    in_place: it writes what it reads, or two buffers that are written share memory. no_producer: it reads what only later
+    segments write (what none writes is an input, or a constant). stale_boundary: it overwrites,
     or leaves behind, a result that nobody has read: some segment reads the wrong one of two buffers.
     """
     written = {name for s in segments for name in s.writes}
+    _check_disjoint(segments, buffers)
     unread: dict[str, str] = {}
     fresh: set[str] = set()
     for segment in segments:
@@ -189,13 +204,26 @@ def check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outpu
             )
 
 
+def _check_disjoint(segments: Sequence[Segment], buffers: Mapping[str, Buffer]) -> None:
+    """No two buffers that are written share memory."""
+    owner = {name: s.name for s in segments for name in (*s.writes, *(r.name for r in s.rows))}
+    names = sorted(owner, key=lambda name: buffers[name].tensor.data_ptr())
+    for one, other in itertools.pairwise(names):
+        if _share(buffers[one].tensor, buffers[other].tensor):
+            raise PlanError(owner[other], "in_place", f"{one!r} and {other!r}, which are both written, share memory")
+
+
 def _check_apart(segment: Segment, read: Buffer, changed: Sequence[Buffer]) -> None:
-    begin, end = _extent(read.tensor)
     for other in changed:
-        first, last = _extent(other.tensor)
-        if begin < last and first < end:
+        if _share(read.tensor, other.tensor):
             detail = f"reads {read.name!r} and writes {other.name!r} in the same memory: use two buffers in turn"
             raise PlanError(segment.name, "in_place", detail)
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    """Whether both surely have memory in common: views that are interleaved are taken as meant."""
+    (begin, end), (first, last) = _extent(a), _extent(b)
+    return begin < last and first < end and (begin == first or (a.is_contiguous() and b.is_contiguous()))
 
 
 def _extent(x: Tensor) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from .segments import Rows, Segment, Step
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 
-# Bytes that poison a buffer. 0xff makes NaNs and -1; 0x01 small, wrong numbers: a sum that swallows a NaN shows there.
-POISONS = (0xFF, 0x01)
+# What a buffer is filled with so that a result which depends on it shows. BITS: NaN, -1, true. SMALL: numbers near 0, odd
+# integers, false. PLAIN: 200, or 100 in integers, true: what a maximum or a comparison with a NaN would hide.
+BITS, SMALL, PLAIN = POISONS = range(3)
 
 
 def hazards(
@@ -27,19 +28,15 @@ def hazards(
     end: int,
     seed: int,
 ) -> list[PlanError]:
-    """The hazards of each segment over tokens begin .. end, in their order; the tensors are afterwards as they were."""
-    before = {name: x.clone() for name, x in tensors.items()}
+    """The hazards of each segment over tokens begin .. end, in their order; on copies, the tensors are not touched."""
+    copies = {name: x.clone() for name, x in tensors.items()}
+    for name, value in inputs.items():
+        copies[name].copy_(value)
     found: list[PlanError] = []
-    try:
-        for name, value in inputs.items():
-            tensors[name].copy_(value)
-        for layer, segment in enumerate(segments):
-            step = Step(tensors, 0, seed)
-            step.layer, step.position, step.count = layer, begin, end - begin
-            found += Trial(segment, tensors, step).hazards()
-    finally:
-        for name, x in before.items():
-            tensors[name].copy_(x)
+    for layer, segment in enumerate(segments):
+        step = Step(copies, 0, seed)
+        step.layer, step.position, step.count = layer, begin, end - begin
+        found += Trial(segment, copies, step).hazards()
     return found
 
 
@@ -50,64 +47,80 @@ class Trial:
         self.segment, self.tensors, self.step = segment, tensors, step
         self.base = {name: x.clone() for name, x in tensors.items()}
         self.rows = {r.name: r for r in segment.rows}
+        self.beside: dict[tuple[str, str], None] = {}  # what runs changed besides their results, in the order found
 
     def hazards(self) -> list[PlanError]:
-        return [PlanError(self.segment.name, hazard, detail) for hazard, detail in self._found()]
+        return [PlanError(self.segment.name, hazard, detail) for hazard, detail in dict.fromkeys(self._found())]
 
     def _found(self) -> Iterator[tuple[str, str]]:
-        states = _global_random()
         try:
-            first = self._run(POISONS[0], poison_outputs=True)
-        except Exception as error:  # whatever it is, the segment fails on what it should not have looked at, or always
+            plain = self._run(None, None)
+        except Exception as error:
             self._restore()
-            yield from self._raised(error)
+            yield "raises", f"{error!r}"
             return
-        if _global_random() != states:
-            yield "global_rng", "draws from a global generator: use Step.uniform"
-        yield from self._side_effects(first, POISONS[0])
-        again = self._run(POISONS[0], poison_outputs=True)
-        changed = _differences(first, again)
-        if changed:
-            yield "nondeterministic", f"two runs on the same buffers differ in {changed[0]!r}"
-        else:
-            yield from self._dependence(first)
-        self._run(None, poison_outputs=False)  # on its own results, as after a resume
-        if not changed and (touched := _differences(first, self._results())):
-            yield "not_idempotent", f"a second run over its own results changes {touched[0]!r}"
+        try:
+            yield from self._poisoned()
+        except Exception as error:  # on what it reads without saying so
+            yield "undeclared_read", f"fails where what it does not read by its declaration is poisoned: {error!r}"
+        yield from self.beside
         self._restore(keep=self.segment.writes)
-        for name, value in first.items():
+        for name, value in plain.items():
             self._target(name).copy_(value)
 
-    def _dependence(self, first: Tensors) -> Iterator[tuple[str, str]]:
-        """Whether results follow what was in outputs, or in buffers that it does not name."""
-        outputs = _differences(first, self._run(POISONS[1], poison_outputs=True, poison_others=POISONS[0]))
-        for name in outputs:
-            target, other = self._target(name), POISONS[1]
-            if _is_poison(target, other):
-                yield "not_written", f"writes nothing to {name!r}"
-            else:
-                yield (
-                    "reads_output",
-                    f"{name!r} depends on what was in it: something is added to it, or part of it is not written",
-                )
-        others = _differences(first, self._run(POISONS[0], poison_outputs=True, poison_others=POISONS[1]))
-        for name in others:
-            if name not in outputs:
+    def _poisoned(self) -> Iterator[tuple[str, str]]:
+        states = _global_random()
+        first = self._run(BITS, BITS)
+        if _global_random() != states:
+            yield "global_rng", "draws from a global generator: use Step.uniform"
+        changed = _differences(first, self._run(BITS, BITS))
+        if changed:
+            yield "nondeterministic", f"two runs on the same buffers differ in {changed[0]!r}"
+            return
+        outputs: set[str] = set()
+        for poison in (SMALL, PLAIN):
+            for name in _differences(first, self._run(poison, BITS)):
+                outputs.add(name)
+                if is_filled(first[name], BITS) and is_filled(self._target(name), poison):
+                    yield "not_written", f"writes nothing to {name!r}"
+                else:
+                    detail = (
+                        f"{name!r} depends on what was in it: something is added to it, or part of it is not written"
+                    )
+                    yield "reads_output", detail
+        for poison in (SMALL, PLAIN):
+            for name in set(_differences(first, self._run(BITS, poison))) - outputs:
                 yield (
                     "undeclared_read",
                     f"{name!r} depends on a buffer, or on rows, that it does not read by its declaration",
                 )
+        self._run(BITS, BITS)
+        self._call()  # on its own results, as after a resume
+        for name in _differences(first, self._results()):
+            yield "not_idempotent", f"a second run over its own results changes {name!r}"
 
-    def _raised(self, error: Exception) -> Iterator[tuple[str, str]]:
-        try:
-            self.segment.fn(self.step)
-        except Exception as plain:
-            yield "raises", f"{plain!r}"
-        else:
-            yield "undeclared_read", f"fails where what it does not read by its declaration is poisoned: {error!r}"
+    def _run(self, outputs: int | None, others: int | None) -> Tensors:
+        """The results after a run on buffers whose results and whose rest are poisoned so (None: as they were)."""
+        self._restore()
+        for name, x in self.tensors.items():
+            if name in self.rows:
+                axis = self.rows[name].axis
+                fill(_rows(x, axis, self.step.position, self.step.end), outputs)
+                fill(_rows(x, axis, self.step.end, x.shape[axis]), others)
+            elif name not in self.segment.reads:
+                fill(x, outputs if name in self.segment.writes else others)
+        self._call()
+        if others is not None:
+            self.beside.update(dict.fromkeys(self._side_effects(others)))
+        return self._results()
 
-    def _side_effects(self, results: Tensors, poison: int) -> Iterator[tuple[str, str]]:
+    def _call(self) -> None:
+        self.step.epoch += 1  # results must not depend on the number of the run
+        self.segment.fn(self.step)
+
+    def _side_effects(self, poison: int) -> Iterator[tuple[str, str]]:
         """What it changed besides its results: right after a run in which everything else was poisoned."""
+        position, end = self.step.position, self.step.end
         for name, x in self.tensors.items():
             if name in self.segment.writes:
                 continue
@@ -116,33 +129,12 @@ class Trial:
                     yield "changes_input", f"writes {name!r}, which it reads"
             elif name in self.rows:
                 axis = self.rows[name].axis
-                if not same_bits(
-                    _rows(x, axis, 0, self.step.position), _rows(self.base[name], axis, 0, self.step.position)
-                ):
-                    yield "outside_position", f"changes rows of {name!r} before token {self.step.position}"
-                elif not _is_poison(_rows(x, axis, self.step.end, x.shape[axis]), poison):
-                    yield (
-                        "outside_position",
-                        f"writes rows of {name!r} from token {self.step.end} on: appended by a counter?",
-                    )
-            elif not _is_poison(x, poison):
+                if not same_bits(_rows(x, axis, 0, position), _rows(self.base[name], axis, 0, position)):
+                    yield "outside_position", f"changes rows of {name!r} before token {position}"
+                elif not is_filled(_rows(x, axis, end, x.shape[axis]), poison):
+                    yield "outside_position", f"writes rows of {name!r} from token {end} on: appended by a counter?"
+            elif not is_filled(x, poison):
                 yield "undeclared_write", f"writes {name!r}, which it does not name"
-
-    def _run(self, poison: int | None, *, poison_outputs: bool, poison_others: int | None = None) -> Tensors:
-        """The results after one run; None: on the buffers as they are."""
-        if poison is not None:
-            others = poison if poison_others is None else poison_others
-            self._restore()
-            for name, x in self.tensors.items():
-                if name in self.rows:
-                    fill_bytes(_rows(x, self.rows[name].axis, self.step.position, self.step.end), poison)
-                    fill_bytes(_rows(x, self.rows[name].axis, self.step.end, x.shape[self.rows[name].axis]), others)
-                elif name in self.segment.writes:
-                    fill_bytes(x, poison)
-                elif name not in self.segment.reads:
-                    fill_bytes(x, others)
-        self.segment.fn(self.step)
-        return self._results()
 
     def _results(self) -> Tensors:
         return {name: self._target(name).clone() for name in (*self.segment.writes, *self.rows)}
@@ -162,24 +154,32 @@ def _rows(x: Tensor, axis: int, begin: int, end: int) -> Tensor:
     return x.narrow(axis, begin, max(0, end - begin))
 
 
-def fill_bytes(x: Tensor, byte: int) -> None:
-    """Every byte of the elements."""
-    pattern = torch.full((x.element_size(),), byte, dtype=torch.uint8, device=x.device)
-    x.copy_(pattern.view(x.dtype).expand(x.shape)) if x.dtype != torch.bool else x.fill_(bool(byte & 1))
+def fill(x: Tensor, poison: int | None) -> None:
+    """Every element, by one of `POISONS`; None: nothing."""
+    if poison is None:
+        return
+    if x.dtype == torch.bool:
+        x.fill_(poison != SMALL)
+    elif poison == PLAIN:
+        x.fill_(200 if x.is_floating_point() else 100)
+    else:
+        pattern = torch.full((x.element_size(),), 0xFF if poison == BITS else 1, dtype=torch.uint8, device=x.device)
+        x.copy_(pattern.view(x.dtype)[0].expand(x.shape))
 
 
 def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8) if x.ndim else x.reshape(1).view(torch.uint8)
+    return x.contiguous().reshape(-1).view(torch.uint8)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(_bits(a), _bits(b))
 
 
-def _is_poison(x: Tensor, byte: int) -> bool:
-    if x.dtype == torch.bool:
-        return bool((x == bool(byte & 1)).all())
-    return bool((_bits(x) == byte).all())
+def is_filled(x: Tensor, poison: int) -> bool:
+    """Whether every element is what `fill` would make of it."""
+    want = torch.empty_like(x, memory_format=torch.contiguous_format)
+    fill(want, poison)
+    return same_bits(x, want)
 
 
 def _differences(a: Tensors, b: Tensors) -> list[str]:
@@ -188,10 +188,8 @@ def _differences(a: Tensors, b: Tensors) -> list[str]:
 
 def _global_random() -> tuple[Any, ...]:
     """The state of the generators that a segment must not touch."""
-    cuda = (
-        tuple(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
-        if torch.cuda.is_initialized()
-        else ()
-    )
+    cuda: tuple[bytes, ...] = ()
+    if torch.cuda.is_initialized():
+        cuda = tuple(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
     state: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), state[1].tobytes(), state[2], cuda
