@@ -63,7 +63,7 @@ def to_full(rollout, clock):
 
 def test_shadow_answers_dense_and_compares_everything(rollout):
     decision = rollout.decide("r1", 500)
-    assert decision == sic.rollout.Decision("shadow", False, True, "fallback", ("shadow",))
+    assert decision == sic.rollout.Decision("shadow", False, True, "active", ("shadow",))
     assert sic.metrics.snapshot()["sic_rollout_stage_ratio"]["ratio"] == 0
 
 
@@ -78,7 +78,7 @@ def test_mixed_takes_a_stated_share_by_the_id_alone(clock):
     assert abs(len(chosen) - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
     assert abs(sum(d.run_shadow for d in first) - 400) < 5 * (4000 * 0.1 * 0.9) ** 0.5
     assert 0 < sum(d.run_shadow for d in chosen) < len(chosen)  # both kinds are compared: the draws are independent
-    assert {d.status for d in chosen} == {"active"}
+    assert {d.status for d in first} == {"active"}  # those that are not in the share are answered as the stage says
     assert {d.reasons for d in first if not d.use_sliced} == {("not in the share", "test")}
     wider = Rollout(share=0.5, clock=clock)
     wider.move("mixed", "test")
@@ -159,7 +159,7 @@ def test_each_threshold(clock, caplog, changes, reason):
     assert stages == ["full"] * 9 + ["mixed"]
     assert f"from full back to mixed: {reason}" in caplog.text
     (request,) = [r for r in (rollout.decide(str(n), 1) for n in range(100)) if not r.use_sliced][:1]
-    assert request.reasons == ("not in the share", reason)
+    assert (request.status, request.reasons) == ("fallback", ("not in the share", reason))
     snapshot = sic.metrics.snapshot()["sic_rollout_fallback_ratio"]["by_stage"]
     assert (snapshot["full"]["numerator"], snapshot["shadow"]["numerator"]) == (1, 0)
 
@@ -225,6 +225,22 @@ def test_only_the_given_clock_is_read(monkeypatch, clock):
     rollout.report()
 
 
+def test_a_fallback_lasts_until_the_stage_changes(rollout, clock):
+    """Also while all measures hold again, and in another process; who is answered sliced all the same is no fallback."""
+    rollout.move("full", "test")
+    feed(rollout, clock, 60, count=10, hit=0)
+    feed(rollout, clock, 2 * HOUR - 60, count=20)
+    decisions = [rollout.decide(str(n), 1) for n in range(100)]
+    assert {(d.use_sliced, d.status) for d in decisions} == {(True, "active"), (False, "fallback")}
+    assert {d.reasons for d in decisions if not d.use_sliced} == {("not in the share", "hit 0 is not above 0.85")}
+    again = Rollout.from_json(rollout.to_json(), clock=clock)
+    assert [again.decide(str(n), 1) for n in range(100)] == decisions
+    feed(rollout, clock, 60, count=2)
+    assert rollout.stage == "full"
+    rollout.move("mixed", "by hand")
+    assert {rollout.decide(str(n), 1).status for n in range(100)} == {"active"}
+
+
 # --- the alarm ----------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +302,14 @@ def test_reasons_and_hold_are_kept(rollout, clock):
         {"version": 2}, {"stage": "ful"}, {"age": -1}, {"age": None}, {"reasons": [3]}, {"reasons": 3}, {"held": 1},
         {"buckets": [{}]}, {"buckets": [{"age": 1, "sums": {"hit": [1, 2]}}]}, {"buckets": 3},
         {"buckets": [{"age": 1, "sums": {"hit": [1, float("nan"), 1]}}]},
+        {"version": True}, {"age": 10**400}, {"age": float("inf")}, {"reasons": "abc"}, {"reasons": ["\ud800"]},
+        {"buckets": {}}, {"went_back": 1}, {"stage": "full", "went_back": True}, {"stage": []},
+        *({"age": 10, "buckets": [{"age": 1, "sums": {name: sums}}]} for name, sums in (
+            ("hit", [5, 1, 10**9]), ("hit", [1, 1, -1]), ("hit", [1, 1, 0]), ("hit", [1, 1, True]), ("hit", [-1, 1, 1]),
+            ("hit", [0, 0, 1]), ("rrr", [1, 1, 1]), ("hit", [10**400, 1, 1]), ("hit", [1, 10**400, 1]),
+            ("hit", [1, 1, 10**400]), ("hit", [1, 1e300, 1]), ("rer", [2, 1, 1]), ("hit", [True, 1, 1]),
+        )),
+        {"age": 10, "buckets": [{"age": 11, "sums": {}}]}, {"age": 10, "buckets": [{"age": 10**400, "sums": {}}]},
     ],
 )  # fmt: skip
 def test_other_states_are_refused(rollout, clock, changes):
@@ -300,16 +324,48 @@ def test_no_state_is_refused(text):
         Rollout.from_json(text)
 
 
+@pytest.mark.parametrize("text", [None, 5, b"{}", []])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(sic.ArgumentError, match=r"Rollout: text: got .*, expected what to_json wrote"):
+        Rollout.from_json(text)
+
+
+@pytest.mark.parametrize("elapsed", ["x", None, -1, float("nan"), float("inf"), 10**400, True], ids=range(7))
+def test_other_times_elapsed_are_refused(rollout, elapsed):
+    with pytest.raises(sic.ArgumentError, match=r"Rollout: elapsed: got .*, expected seconds from 0 on"):
+        Rollout.from_json(rollout.to_json(), elapsed=elapsed)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"hit": (2.0**53, 2.0**53)}, {"hit": (0, 5e-324)}, {"hit": (0.1, 0.1)}, {"agreement": (0, 0)}, {"collision": False},
+     {"seconds_before": 1e-9, "seconds_after": 2.0**53}, {"seconds_before": 2.0**53, "seconds_after": 0}],
+    ids=range(7),
+)  # fmt: skip
+def test_every_state_is_read_again(clock, fields):
+    rollout = Rollout(clock=clock, min_samples=10**6)
+    rollout.move("mixed", "\u4e0a", hold=True)
+    feed(rollout, clock, HOUR, count=50, agreement=None, hit=None, seconds_before=None, seconds_after=None)
+    for _ in range(50):
+        rollout.record(**fields)
+    again = Rollout.from_json(rollout.to_json(), clock=clock, min_samples=10**6)
+    assert again.to_json() == rollout.to_json()
+    assert again.report() == rollout.report()
+
+
 # --- wrong use ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name, value",
     [("share", 0), ("share", 1.1), ("shadow_share", 0), ("window", 0), ("window", float("inf")), ("min_samples", 0),
-     ("min_samples", 1.5), ("min_samples", True)],
+     ("min_samples", 1.5), ("min_samples", True), ("share", "x"), ("share", None), ("window", "x"), ("window", None),
+     ("window", 10**400), ("window", 10**5000), ("thresholds", 5), ("thresholds", 0), ("clock", 5), ("salt", 5),
+     ("salt", "\ud800"), ("clock", str)],
+    ids=range(20),
 )  # fmt: skip
 def test_wrong_settings(name, value):
-    with pytest.raises(sic.ArgumentError, match=f"Rollout: {name}: got {value!r}"):
+    with pytest.raises(sic.ArgumentError, match=f"Rollout: {name}: got "):
         Rollout(**{name: value})
 
 
@@ -330,6 +386,11 @@ def test_wrong_thresholds(name, value):
         ({"seconds_before": 1.0}, "record: seconds_after: got None, expected both times or none"),
         ({"seconds_before": -1, "seconds_after": 1}, "record: seconds_before: got -1"),
         ({"seconds_before": 1, "seconds_after": float("inf")}, "record: seconds_after: got inf"),
+        ({"seconds_before": 0, "seconds_after": 1}, "record: seconds_before: got 0, expected seconds above 0"),
+        ({"seconds_before": 10**400, "seconds_after": 1}, "record: seconds_before: got 1000"),
+        ({"hit": 10**400}, "record: hit: got 1000"),
+        ({"hit": (1, 10**400)}, r"record: hit: got \(1, 1000"),
+        ({"hit": (1e308, 1e308)}, r"record: hit: got \(1e\+308, 1e\+308\)"),
     ],
 )
 def test_wrong_records_change_nothing(rollout, fields, message):
@@ -344,6 +405,47 @@ def test_wrong_requests(rollout):
         rollout.decide(3, 1)
     with pytest.raises(sic.ArgumentError, match="decide: context_length: got -1"):
         rollout.decide("r", -1)
+
+
+@pytest.mark.parametrize(
+    "request_id, length, session, message",
+    [
+        ("\ud800", 5, "s", r"request_id: got '\\ud800', expected a string of whole characters"),
+        ("r", 10**5000, "s", "context_length: got int, expected tokens"),
+        ("r", 5, [], "session: got list, expected a string"),
+        ("r", 5, "\ud800", r"session: got '\\ud800', expected a string of whole characters"),
+    ],
+    ids=range(4),
+)
+@pytest.mark.parametrize("stage", ["shadow", "mixed"])
+def test_wrong_requests_are_not_remembered(rollout, stage, request_id, length, session, message):
+    rollout.move(stage, "test")
+    with pytest.raises(sic.ArgumentError, match="decide: " + message):
+        rollout.decide(request_id, length, session=session)
+    assert not rollout._sessions
+
+
+@pytest.mark.parametrize(
+    "stage, reason, hold, message",
+    [
+        ("mixed", None, False, "reason: got NoneType, expected a string"),
+        ("mixed", "\ud800", False, r"reason: got '\\ud800'"),
+        ("mixed", "r", "no", "hold: got 'no', expected True or False"),
+        ([], "r", False, r"stage: got \[\]"),
+    ],
+)
+def test_wrong_moves_change_nothing(rollout, stage, reason, hold, message):
+    with pytest.raises(sic.ArgumentError, match="move: " + message):
+        rollout.move(stage, reason, hold=hold)
+    assert (rollout.stage, rollout.held) == ("shadow", False)
+
+
+def test_a_zero_denominator_is_no_sample(clock):
+    rollout = Rollout(clock=clock)
+    for _ in range(9):
+        rollout.record(agreement=(0, 0), hit=(0, 0))
+    measures = rollout.report()["measures"]
+    assert [measures[name]["samples"] for name in ("agreement", "hit")] == [0, 0]
 
 
 def test_the_page_names_the_defaults():

@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import math
+import numbers
 import threading
 import time
 from collections import OrderedDict
@@ -34,6 +35,9 @@ WINDOW = 7200.0  # seconds
 BUCKETS = 24  # of a window: what is older than it leaves in steps of five minutes
 JUMP = 1024  # tokens by which the context of a session may change between two of its requests
 SESSIONS = 65536  # remembered at most, the latest
+LARGEST = 2.0**53  # of a count or a time: sums of any number of them stay finite
+SHORTEST = 1e-9  # seconds of a dense answer
+SUMS = ("agreement", "hit", "recovery", "collision", "replay", "rer")  # what a bucket adds up
 
 Pair = tuple[float, float]
 
@@ -70,8 +74,7 @@ class Thresholds:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             low = -1.0 if field.name == "rrr" else 0.0
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= 1:
-                raise ArgumentError.of("Thresholds", field.name, repr(value), f"a number from {low:g} to 1")
+            _number("Thresholds", field.name, value, low, 1.0, f"a number from {low:g} to 1")
         if self.rer_target == 0:
             raise ArgumentError.of("Thresholds", "rer_target", 0, "a number above 0")
 
@@ -90,8 +93,9 @@ class Thresholds:
 class Decision:
     """How to answer one request.
 
-    status: "active" when it is answered sliced, else "fallback"; reasons: why not. run_shadow: run it the other way too, and
-    `record` whether they agree. alarm: what is odd about the request, "" mostly.
+    status: "active" when it is answered as the stage says, also where that is dense; "fallback" when it is answered dense and
+    the gate went back to this stage, which the log says. reasons: why it is not answered sliced. run_shadow: run it the other
+    way too, and `record` whether they agree. alarm: what is odd about the request, "" mostly.
     """
 
     stage: str
@@ -120,23 +124,24 @@ class Rollout:
         salt: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        for name, value in (("share", share), ("shadow_share", shadow_share)):
-            if not 0 < value <= 1:
-                raise ArgumentError.of("Rollout", name, repr(value), "a number above 0, at most 1")
-        if not (math.isfinite(window) and window > 0):
-            raise ArgumentError.of("Rollout", "window", repr(window), "seconds above 0")
-        if isinstance(min_samples, bool) or not isinstance(min_samples, int) or min_samples < 1:
-            raise ArgumentError.of("Rollout", "min_samples", repr(min_samples), "an integer from 1 on")
-        self.share, self.shadow_share, self.window, self.min_samples = share, shadow_share, window, min_samples
-        self.thresholds = thresholds or Thresholds()
-        self._salt, self._clock, self._log = salt, clock, log.get_logger("rollout")
+        above = math.ulp(0.0)  # the least number above 0
+        self.share = _number("Rollout", "share", share, above, 1.0, "a number above 0, at most 1")
+        self.shadow_share = _number("Rollout", "shadow_share", shadow_share, above, 1.0, "a number above 0, at most 1")
+        self.window = _number("Rollout", "window", window, SHORTEST, LARGEST, "seconds above 0")
+        self.min_samples = _count("Rollout", "min_samples", min_samples, 1, "an integer from 1 on")
+        self.thresholds = Thresholds() if thresholds is None else thresholds
+        if not isinstance(self.thresholds, Thresholds):
+            raise ArgumentError.of("Rollout", "thresholds", _shown(thresholds), "Thresholds(...)")
+        if not callable(clock) or not math.isfinite(_real(clock())):
+            raise ArgumentError.of("Rollout", "clock", _shown(clock), "a function that gives seconds")
+        self._salt, self._clock, self._log = _text("Rollout", "salt", salt), clock, log.get_logger("rollout")
         self._lock = threading.RLock()
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self.held = False
         self._begin("shadow", ())
 
-    def _begin(self, stage: str, reasons: tuple[str, ...]) -> None:
-        self.stage, self.reasons, self._since = stage, reasons, self._clock()
+    def _begin(self, stage: str, reasons: tuple[str, ...], *, went_back: bool = False) -> None:
+        self.stage, self.reasons, self.went_back, self._since = stage, reasons, went_back, self._clock()
         self._buckets: list[_Bucket] = []
         metrics.get("sic_rollout_stage_ratio").set(STAGES.index(stage), len(STAGES) - 1)
 
@@ -148,18 +153,19 @@ class Rollout:
         context_length: tokens. session: what is one conversation; a change of its context by more than `JUMP` tokens is an
         alarm (logged, counted, in the decision): state kept for the session is likely not of this context.
         """
-        if not isinstance(request_id, str):
-            raise ArgumentError.of("decide", "request_id", type(request_id).__name__, "a string")
-        if isinstance(context_length, bool) or not isinstance(context_length, int) or context_length < 0:
-            raise ArgumentError.of("decide", "context_length", repr(context_length), "tokens, an integer from 0 on")
+        _text("decide", "request_id", request_id)
+        _count("decide", "context_length", context_length, 0, "tokens, an integer from 0 on")
+        if session is not None:
+            _text("decide", "session", session)
         with self._lock:
-            stage, since = self.stage, self.reasons
+            stage, since, went_back = self.stage, self.reasons, self.went_back
             alarm = self._jump(session, context_length) if session is not None else ""
         chosen = stage == "full" or (stage == "mixed" and self._draw("answer", request_id) < self.share)
         compared = stage == "shadow" or self._draw("shadow", request_id) < self.shadow_share
         reasons = () if chosen else ("not in the share" if stage == "mixed" else "shadow", *since)
         metrics.get("sic_rollout_sliced_ratio").add(chosen, 1)
-        return Decision(stage, chosen, compared, "active" if chosen else "fallback", reasons, alarm)
+        status = "fallback" if went_back and not chosen else "active"
+        return Decision(stage, chosen, compared, status, reasons, alarm)
 
     def _draw(self, what: str, request_id: str) -> float:
         """A number in [0, 1) that is a function of the id."""
@@ -194,12 +200,13 @@ class Rollout:
     ) -> str:
         """What was measured of one request; returns the stage that the gate is in now.
 
-        Ratios are (numerator, denominator), or a number from 0 to 1, or True or False. seconds_before, seconds_after: dense and
-        sliced, for the same tokens; both or none. Going back a stage is logged as a warning, and a `SicError` under
-        SIC_STRICT=1 (after the stage was changed).
+        Ratios are (numerator, denominator), or a number from 0 to 1, or True or False; a denominator of 0 is no sample.
+        seconds_before, seconds_after: dense and sliced, for the same tokens; both or none. Going back a stage is logged as a
+        warning, and a `SicError` under SIC_STRICT=1 (after the stage was changed).
         """
         given = {"agreement": agreement, "hit": hit, "recovery": recovery, "collision": collision, "replay": replay}
-        parts = {name: _pair(name, value) for name, value in given.items() if value is not None}
+        pairs = {name: _pair(name, value) for name, value in given.items() if value is not None}
+        parts = {name: pair for name, pair in pairs.items() if pair[1] > 0}
         if (seconds_before is None) != (seconds_after is None):
             missing = "seconds_after" if seconds_after is None else "seconds_before"
             raise ArgumentError.of("record", missing, None, "both times or none")
@@ -256,12 +263,13 @@ class Rollout:
         metrics.get("sic_rollout_fallback_ratio").add(0, 1, stage=self.stage)
         if broken and at > 0:
             left = self.stage
-            self._begin(STAGES[at - 1], tuple(broken))
+            self._begin(STAGES[at - 1], tuple(broken), went_back=True)
             return left
         if broken:
             self.reasons = tuple(broken)
         elif not waiting and not self.held:
-            self.reasons = ()
+            if not self.went_back:  # else they stay, as long as it is a fallback
+                self.reasons = ()
             if at < len(STAGES) - 1 and self._clock() - self._since >= self.window:
                 self._log.info("from %s to %s", self.stage, STAGES[at + 1])
                 self._begin(STAGES[at + 1], ())
@@ -273,7 +281,10 @@ class Rollout:
         hold: the gate does not move on from here until the next `move`; it still goes back.
         """
         if stage not in STAGES:
-            raise ArgumentError.of("move", "stage", repr(stage), "|".join(STAGES))
+            raise ArgumentError.of("move", "stage", _shown(stage), "|".join(STAGES))
+        _text("move", "reason", reason)
+        if not isinstance(hold, bool):
+            raise ArgumentError.of("move", "hold", _shown(hold), "True or False")
         with self._lock:
             self._log.warning("from %s to %s by hand: %s", self.stage, stage, reason)
             self._begin(stage, (reason,))
@@ -306,7 +317,7 @@ class Rollout:
             return json.dumps(
                 {
                     "version": VERSION, "stage": self.stage, "age": now - self._since, "reasons": list(self.reasons),
-                    "held": self.held, "buckets": buckets,
+                    "held": self.held, "went_back": self.went_back, "buckets": buckets,
                 },
                 sort_keys=True,
             )  # fmt: skip
@@ -314,22 +325,34 @@ class Rollout:
     @classmethod
     def from_json(cls, text: str, *, elapsed: float = 0.0, **options: Any) -> Rollout:
         """The roll-out that `to_json` wrote, `elapsed` seconds ago; options: of `Rollout`. `ArgumentError` for anything else."""
+        _number("Rollout", "elapsed", elapsed, 0.0, LARGEST, "seconds from 0 on")
+        if not isinstance(text, str):
+            raise ArgumentError.of("Rollout", "text", type(text).__name__, "what to_json wrote")
         made = cls(**options)
-        now = made._clock() - elapsed
         try:
-            saved = json.loads(text)
-            if saved["version"] != VERSION:
-                raise ValueError(f"version {saved['version']}")
-            buckets = [_Bucket.restored(now - _age(b["age"]), b["sums"]) for b in saved["buckets"]]
-            stage, reasons, since = STAGES[STAGES.index(saved["stage"])], saved["reasons"], now - _age(saved["age"])
-            if not all(isinstance(r, str) for r in reasons) or not isinstance(saved["held"], bool):
-                raise ValueError("reasons, held")
+            made._restore(json.loads(text), made._clock() - elapsed)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArgumentError.of("Rollout", "text", repr(text[:80]), f"what to_json wrote ({error!r})") from None
-        made._begin(stage, tuple(reasons))
-        made.held = saved["held"]
-        made._since, made._buckets = since, sorted(buckets, key=lambda b: b.begin)
         return made
+
+    def _restore(self, saved: dict[str, Any], now: float) -> None:
+        """Take over a state, looked through before; any of the errors that data of another shape gives."""
+        if type(saved["version"]) is not int or saved["version"] != VERSION:
+            raise ValueError(f"version {saved['version']}")
+        stage, reasons, held, went_back = (saved[name] for name in ("stage", "reasons", "held", "went_back"))
+        if stage not in STAGES or not isinstance(held, bool) or not isinstance(went_back, bool):
+            raise ValueError("stage, held, went_back")
+        if went_back and stage == STAGES[-1]:
+            raise ValueError("went back to the last stage")
+        if not isinstance(reasons, list) or not isinstance(saved["buckets"], list):
+            raise ValueError("reasons, buckets")
+        for reason in reasons:
+            _text("Rollout", "reasons", reason)
+        age = _age(saved["age"], LARGEST)
+        buckets = [_Bucket.restored(now - _age(b["age"], age), b["sums"]) for b in saved["buckets"]]
+        self._begin(stage, tuple(reasons), went_back=went_back)
+        self.held, self._since = held, now - age
+        self._buckets = sorted(buckets, key=lambda b: b.begin)
 
 
 class _Bucket:
@@ -348,27 +371,76 @@ class _Bucket:
     def restored(cls, begin: float, sums: dict[str, Any]) -> _Bucket:
         bucket = cls(begin)
         for name, (top, bottom, samples) in sums.items():
-            if not (math.isfinite(top) and math.isfinite(bottom) and isinstance(samples, int)):
+            if name not in SUMS or type(samples) is not int or samples < 1:
                 raise ValueError(name)
-            bucket.sums[str(name)] = (float(top), float(bottom), samples)
+            most = _real(samples) * LARGEST
+            least = -most if name == "rer" else 0.0  # slower than before is a negative saving
+            saved, whole = _real(top), _real(bottom)
+            if not (least <= saved <= whole and 0 < whole <= most < math.inf):
+                raise ValueError(name)
+            bucket.sums[name] = (saved, whole, samples)
         return bucket
 
 
-def _age(value: Any) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"age {value}")
-    return float(value)
+def _age(value: Any, most: float) -> float:
+    """Seconds from 0 to `most`: nothing in a stage is older than the stage."""
+    return _number("Rollout", "age", value, 0.0, most, f"seconds from 0 to {most:g}")
+
+
+# --- arguments: without those of `arguments`, which need torch ----------------------------------------------------------
+
+
+def _shown(value: Any) -> str:
+    """For a message: cut, and also what has no text, as an integer of thousands of digits."""
+    try:
+        text = repr(value)
+    except Exception:
+        return type(value).__name__
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _real(value: Any) -> float:
+    """A real number as float; NaN for what is none, or too large."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _number(op: str, arg: str, value: Any, low: float, high: float, expected: str) -> float:
+    number = _real(value)
+    if not low <= number <= high:
+        raise ArgumentError.of(op, arg, _shown(value), expected)
+    return number
+
+
+def _count(op: str, arg: str, value: Any, low: int, expected: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 63:
+        raise ArgumentError.of(op, arg, _shown(value), expected)
+    return value
+
+
+def _text(op: str, arg: str, value: Any) -> str:
+    """A string that can be written: one with half of a surrogate pair has no bytes."""
+    if not isinstance(value, str):
+        raise ArgumentError.of(op, arg, type(value).__name__, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError.of(op, arg, _shown(value), "a string of whole characters") from None
+    return value
 
 
 def _pair(name: str, value: Any) -> Pair:
-    top, bottom = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, 1)
-    if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in (top, bottom)) or not 0 <= top <= bottom:
-        raise ArgumentError.of("record", name, repr(value), "(part, whole), a number from 0 to 1, True or False")
-    return float(top), float(bottom)
+    pair = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, 1)
+    top, bottom = (float(x) if isinstance(x, bool) else _real(x) for x in pair)
+    if not 0 <= top <= bottom <= LARGEST:
+        raise ArgumentError.of("record", name, _shown(value), "(part, whole), a number from 0 to 1, True or False")
+    return top, bottom
 
 
 def _saving(before: Any, after: Any) -> Pair:
-    for name, value in (("seconds_before", before), ("seconds_after", after)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
-            raise ArgumentError.of("record", name, repr(value), "seconds from 0 on")
-    return float(before) - float(after), float(before)
+    dense = _number("record", "seconds_before", before, SHORTEST, LARGEST, "seconds above 0")
+    return dense - _number("record", "seconds_after", after, 0.0, LARGEST, "seconds from 0 on"), dense
