@@ -368,3 +368,47 @@ def test_a_trace_has_what_was_resolved():
         ("reference", 2, "resolved", [1, 2]),
         ("reference", 9, "out_of_range", None),
     ]
+
+
+# --- what tries to break it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["ſtep 1: a\nſtep 2: b", "ıtem 1: a", "reaſon 1: a", "# ſtep 1: x", "ſecondly, a"])
+def test_letters_that_only_resemble_ascii_make_no_marker(text):
+    assert shown(text) == []
+    assert shown("STEP 1: a\nStep 2: b") == [(["step"], 0, ["STEP 1: a", "Step 2: b"])]
+
+
+@pytest.mark.parametrize("text,nouns", [
+    ("4.2点“ \n* x", ["point"]), ("one 2点“ \n* x", ["point"]), ("三个“ \n* x", []), ("两个重要原因\n* x", ["reason"]),
+])  # fmt: skip
+def test_a_lead_may_end_in_a_word_that_is_no_noun(text, nouns):
+    assert shown(text) == [(nouns, 0, ["* x"])]
+
+
+def test_to_resolve_is_linear_in_the_length_of_the_answer():
+    (ref,) = parse("the second example in the third point")
+    short, long = (outline("1. a\n2. b\n3. c\n   - x\n   - y\n\ntext\n\n" * n) for n in (500, 4000))
+    assert len(resolve(ref, short).candidates) == 500
+    assert seconds(resolve, ref, long) < 20 * max(seconds(resolve, ref, short), 2e-3)
+
+
+def test_deep_slots_are_linear_in_the_length_of_the_paths():
+    (ref,) = parse("the first point")
+    assert resolve(ref, {(1,) * k: k for k in range(1, 4)}).slot == 1
+    assert seconds(resolve, ref, {(1,) * k: k for k in range(1, 1000)}) < 4
+
+
+@pytest.mark.parametrize("offsets,got", [
+    ([(0, float("inf"))], "list"), ([(0, 1.5)], "list"), ([(-3, 1)], r"\(-3, 1\) after 0"),
+    (lambda begin, end: None, "one that returned None"), (lambda begin, end: (1, 2, 3), r"one that returned \(1, 2, 3\)"),
+    (lambda begin, end: (2, 1), r"one that returned \(2, 1\)"),
+])  # fmt: skip
+def test_offsets_that_are_none(offsets, got):
+    with pytest.raises(ArgumentError, match=f"outline: offsets: got {got}, expected"):
+        outline("1. a\n2. b", offsets)
+
+
+def test_a_slot_whose_noun_is_empty_is_refused():
+    with pytest.raises(ArgumentError, match=r"outline_or_slots: got key .*, expected tuples of ordinals"):
+        resolve(parse("the first point")[0], {(1,): "a", (("", 1),): "b"})

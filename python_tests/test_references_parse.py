@@ -244,11 +244,11 @@ HOSTILE = [
 ]
 
 
-def seconds(function, text):
+def seconds(function, *arguments):
     best = float("inf")
     for _ in range(3):
         begin = time.process_time()
-        function(text)
+        function(*arguments)
         best = min(best, time.process_time() - begin)
     return best
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -170,13 +171,15 @@ class _Assembly:
         """Nouns that are counted ("three reasons"), else those in the plural; Chinese ones, and a title's, have none."""
         tokens = self.grammar.tokens(text.lower(), "auto")
         tags = self.grammar.tag(tokens)
+        values = [value if isinstance(value := self.grammar.values.get(t), str) else None for t in tokens]
+        leads = [lead for language in LANGUAGES if (lead := self.grammar.rules[language, "lead"])]
+        spans = [found.span() for lead in leads for found in lead.finditer(tags)]
         counted = {
-            self.grammar.values[tokens[found.end() - 1]]
-            for language in LANGUAGES if (lead := self.grammar.rules[language, "lead"]) for found in lead.finditer(tags)
+            noun for begin, end in spans if (noun := next(filter(None, reversed(values[begin:end])), None)) is not None
         }  # fmt: skip
         kinds = ("nouns", "znoun") if len(tokens) > 3 else ("nouns", "znoun", "noun")
         tags_of = {self.grammar.classes.get(kind) for kind in kinds}
-        return counted or {self.grammar.values[token] for token, tag in zip(tokens, tags) if tag in tags_of}
+        return counted or {noun for noun, tag in zip(values, tags) if noun is not None and tag in tags_of}
 
 
 def _is_list(draft: Draft) -> bool:
@@ -252,8 +255,14 @@ def _tokens_of(offsets: Any, first: int) -> Callable[[int, int], Span | None]:
 
 
 def _shifted(span: Any, first: int) -> Span:
-    begin, end = span
-    return first + int(begin), first + int(end)
+    expected = "a function that returns (begin, end) in tokens, 0 <= begin <= end"
+    try:
+        begin, end = map(operator.index, span)
+    except (TypeError, ValueError):
+        raise ArgumentError.of("outline", "offsets", f"one that returned {span!r}", expected) from None
+    if not 0 <= begin <= end:
+        raise ArgumentError.of("outline", "offsets", f"one that returned {span!r}", expected)
+    return first + begin, first + end
 
 
 def _checked_offsets(offsets: Any) -> tuple[list[int], list[int]]:
@@ -262,13 +271,13 @@ def _checked_offsets(offsets: Any) -> tuple[list[int], list[int]]:
     begins: list[int] = []
     ends: list[int] = []
     try:
-        pairs = [(int(begin), int(end)) for begin, end in offsets]
+        pairs = [(operator.index(begin), operator.index(end)) for begin, end in offsets]
     except (TypeError, ValueError):
         raise ArgumentError.of("outline", "offsets", type(offsets).__name__, expected) from None
     for begin, end in pairs:
         before = ends[-1] if ends else 0
         begin, end = (before, before) if begin == end else (begin, end)
-        if begin > end or end < before or (begins and begin < begins[-1]):
+        if begin > end or end < before or begin < (begins[-1] if begins else 0):
             raise ArgumentError.of("outline", "offsets", f"({begin}, {end}) after {before}", expected)
         begins.append(begin)
         ends.append(end)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 Span = tuple[int, int]
@@ -48,7 +50,7 @@ class PointList:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outline:
-    """The lists of a text, in their order. Immutable. `outline` makes it.
+    """The lists of a text, by where they begin. Immutable. `outline` makes it.
 
     length: of the text, in characters.
     """
@@ -65,8 +67,11 @@ class Outline:
     def within(self, point: Point) -> Iterator[PointList]:
         """The lists inside of a point, at any depth."""
         begin, end = point.span
-        for listed in self.lists:
-            if begin <= listed.span[0] and listed.span[1] <= end and listed.points != (point,):
+        first = bisect.bisect_left(self.lists, begin, key=lambda listed: listed.span[0])
+        for listed in itertools.islice(self.lists, first, None):
+            if listed.span[0] >= end:
+                return
+            if listed.span[1] <= end and listed.points != (point,):
                 yield listed
 
 

@@ -239,14 +239,11 @@ def _bare(name: str) -> str:
 
 def _outline_of(slots: Mapping[tuple[Any, ...], Any]) -> tuple[Outline, dict[Span, Any]]:
     """An outline of paths, whose spans are places in the order of the paths: a point's holds those of the points in it."""
-    paths = sorted({_path(key): slot for key, slot in slots.items()}.items(), key=lambda entry: entry[0])
+    paths = sorted(((_path(key), slot) for key, slot in slots.items()), key=lambda entry: entry[0])
     lists: dict[tuple[Any, ...], list[Point]] = {}
     found: dict[Span, Any] = {}
-    for place, (path, slot) in enumerate(paths):
-        end = place + 1
-        while end < len(paths) and paths[end][0][: len(path)] == path:
-            end += 1
-        point = Point(path[-1][1], str(path[-1][1]), "", (place, end))
+    for (path, slot), span in zip(paths, _extents([path for path, _ in paths])):
+        point = Point(path[-1][1], str(path[-1][1]), "", span)
         lists.setdefault((*path[:-1], path[-1][0]), []).append(point)
         found[point.span] = slot
     made = [
@@ -261,16 +258,28 @@ def _outline_of(slots: Mapping[tuple[Any, ...], Any]) -> tuple[Outline, dict[Spa
     return Outline(tuple(made), len(paths)), found
 
 
+def _extents(paths: list[tuple[tuple[str, int], ...]]) -> list[Span]:
+    """For each of the sorted paths its place, and where those that begin with it end."""
+    ends = [len(paths)] * len(paths)
+    around: list[int] = []  # places of the paths that the present one begins with
+    for place, path in enumerate(paths):
+        while around and path[: len(paths[around[-1]])] != paths[around[-1]]:
+            ends[around.pop()] = place
+        around.append(place)
+    return list(enumerate(ends))
+
+
 def _path(key: Any) -> tuple[tuple[str, int], ...]:
-    expected = "tuples of ordinals, each an integer or (noun, integer)"
+    expected = "tuples of ordinals, each an integer from 1 on or (noun, integer)"
     if not isinstance(key, tuple) or not key:
         raise ArgumentError.of("resolve", "outline_or_slots", f"key {key!r}", expected)
     path = []
     for part in key:
-        noun, ordinal = part if isinstance(part, tuple) and len(part) == 2 else ("", part)
-        if not isinstance(noun, str):
+        paired = isinstance(part, tuple) and len(part) == 2
+        noun, ordinal = part if paired else ("", part)
+        if not isinstance(noun, str) or (paired and not noun):  # (("", 1),) were (1,) again
             raise ArgumentError.of("resolve", "outline_or_slots", f"key {key!r}", expected)
-        path.append((noun, integer("resolve", "outline_or_slots", ordinal, 1, f"{expected}; in key {key!r}")))
+        path.append((noun, integer("resolve", "outline_or_slots", ordinal, 1, expected)))
     return tuple(path)
 
 

@@ -37,12 +37,14 @@ class Named(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def named_pattern(grammar: Grammar) -> re.Pattern[str]:
-    """What may stand before a point's own words: a noun with a number or a letter, then a colon, a dash or the end."""
-    units = "|".join(map(re.escape, _words(grammar, "zcounter", "zpoint", "znoun")))
-    latin = "|".join(_words(grammar, "noun"))
-    chinese = "|".join(_words(grammar, "znoun"))
+    """What may stand before a point's own words: a noun with a number or a letter, then a colon, a dash or the end.
+
+    Case is ignored for ASCII letters only: else "ſ" matched "s", whose lower case is no word.
+    """
+    units, latin = _any(_nouns(grammar, "zcounter", "zpoint", "znoun")), _any(_nouns(grammar, "noun"))
+    chinese = _any(_nouns(grammar, "znoun"))
     return re.compile(
-        rf"(?:(?P<latin>(?i:{latin}))[ ]?#?{_label('a')}"
+        rf"(?:(?P<latin>(?ai:{latin}))[ ]?#?{_label('a')}"
         rf"|(?P<noun>{chinese})[ ]?{_label('b')}"
         rf"|第{_label('c')}(?:[个种类大](?=(?:{units})))?(?P<unit>{units})(?:{chinese})?)"
         r"\*{0,2}(?:[ ]?[:：.、，,)）–—-](?:\*\*)?|$|(?=\n))[ \t]*"
@@ -192,20 +194,21 @@ def _number(label: str) -> int:
 @functools.lru_cache(maxsize=4)
 def _pattern(grammar: Grammar) -> re.Pattern[str]:
     """Markers that may stand anywhere in a line."""
-    units = "|".join(map(re.escape, _words(grammar, "zcounter", "zpoint")))
+    units = _any(_nouns(grammar, "zcounter", "zpoint"))
     chinese = rf"第(?P<chinese_ordinal>[0-9]{{1,3}}|[{numerals.CHINESE}]{{1,4}})(?:个?(?:{units}))?(?:[，,：:、]|是)"
     firm = [word for word in grammar.sequence if word.isascii() and word.endswith("ly")]
     loose = [word for word in grammar.sequence if word.isascii() and word not in firm]
     loose += [word for word, name in grammar.tags.items() if name == grammar.classes["ordinal"]]
     other = [word for word in grammar.sequence if not word.isascii()]
-    words = rf"(?:\b(?:{_any(firm)})\b(?=[,\s])|\b(?:{_any(loose)})\b(?=,)|(?:{_any(other)}))"
-    return re.compile(f"{_PAREN}|{_BARE}|{_CIRCLED}|{chinese}|(?P<word>(?i:{words}))")
+    words = rf"\b(?ai:{_any(firm)})\b(?=[,\s])|\b(?ai:{_any(loose)})\b(?=,)|{_any(other)}"
+    return re.compile(f"{_PAREN}|{_BARE}|{_CIRCLED}|{chinese}|(?P<word>{words})")
 
 
 def _any(words: list[str]) -> str:
     return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)"
 
 
-def _words(grammar: Grammar, *classes: str) -> list[str]:
+def _nouns(grammar: Grammar, *classes: str) -> list[str]:
+    """The words of these classes that stand for a noun: a file may add others."""
     tags = {grammar.classes.get(name) for name in classes}
-    return sorted((word for word, tag in grammar.tags.items() if tag in tags), key=len, reverse=True) or ["(?!)"]
+    return [word for word, tag in grammar.tags.items() if tag in tags and isinstance(grammar.values.get(word), str)]
