@@ -141,13 +141,13 @@ def bench_kill_nine(benchmark, fact):
 def bench_uniform(benchmark, fact):
     """Counter-based random numbers beside torch's own."""
     out = torch.empty(1 << 20)
-    replay.uniform(1, 2, 3, out=out)
+    replay.uniform((1, 2, 3), out=out)
     assert 0 <= float(out.min()) < 1e-4 < 0.9999 < float(out.max()) < 1
     begin = time.perf_counter()
     for _ in range(20):
         torch.rand(1 << 20, out=out)
     peer = (time.perf_counter() - begin) / 20
-    benchmark.pedantic(lambda: replay.uniform(1, 2, 3, out=out), rounds=50, warmup_rounds=2)
+    benchmark.pedantic(lambda: replay.uniform((1, 2, 3), out=out), rounds=50, warmup_rounds=2)
     if benchmark.stats is not None:
         us = 1e6 * benchmark.stats.stats.median
         fact("uniform, a million numbers", f"{us:.0f} us ({1e6 * peer / us:.1f}x torch.rand)", us=us)

@@ -11,6 +11,7 @@
     python tools/docs_tables.py ragged eval.json         docs/ragged.md from `python -m sic_kernels eval ragged --json`
     python tools/docs_tables.py head-speed bench.json    docs/head.md from `python -m sic_kernels bench --family head --json`
     python tools/docs_tables.py ragged-speed bench.json  docs/ragged.md from `python -m sic_kernels bench --family ragged --json`
+    python tools/docs_tables.py replay-speed bench.json  docs/replay.md from `python -m pytest bench/bench_replay.py --benchmark-json=bench.json`
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
     python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`
@@ -28,7 +29,7 @@ PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
     "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
     "readme": "../README.md", "ragged": "ragged.md", "ragged-speed": "ragged.md",
-    "head-speed": "head.md", "targets": "rollout.md",
+    "head-speed": "head.md", "replay-speed": "replay.md", "targets": "rollout.md",
 }  # fmt: skip
 
 
@@ -67,6 +68,12 @@ def targets():
 
     lines = [(f"`{r.metric}`" + (f" `{r.label}`" if r.label else ""), r.target, change(r)) for r in RULES]
     return table(("metric", "target", "if it is missed"), lines)
+
+
+def suite_speed(data):
+    """`speed` from pytest-benchmark's own JSON."""
+    rows = [line for b in data["benchmarks"] for line in b["extra_info"].get("rows", ())]
+    return speed({"machine": data["machine_info"]["sic"], "rows": rows})
 
 
 def speed(report):
@@ -251,7 +258,7 @@ def main(arguments):
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
         "gpu": gpu, "triton": triton, "readme": readme, "delta-speed": speed,
-        "ragged": ragged, "ragged-speed": speed, "head-speed": speed,
+        "ragged": ragged, "ragged-speed": speed, "head-speed": speed, "replay-speed": suite_speed,
         "targets": targets,
     }  # fmt: skip
     page = DOCS / PAGES[name]

@@ -2,7 +2,7 @@
 
 pool = sic.replay.MemoryPool(1 << 30, backing="state.pool")       # what lives in it outlives the process
 plan = sic.replay.ReplayPlan.capture(segments, buffers=buffers, fingerprint=fingerprint, inputs=["tokens"])
-plan.verify(inputs)                                               # each segment twice, on poisoned buffers
+plan.verify(inputs)                                               # each segment again and again, on poisoned copies
 outcome = plan.run(inputs, end=4096, chunk=512, deadline_ms=50)   # Result, or Interrupted with a cursor
 outcome = plan.resume(outcome.cursor)                             # the missing suffix, the same bits
 """
