@@ -265,6 +265,18 @@ def test_a_failed_capture_leaks_nothing():
     assert kept.alive
 
 
+@pytest.mark.parametrize("inside", [0, 1])
+def test_a_failed_capture_also_frees_what_came_after_a_nested_one(inside):
+    pool = MemoryPool(12 << 20)
+    with pytest.raises(RuntimeError, match="capture"), pool.all_or_nothing():  # noqa: PT012
+        with pool.all_or_nothing():
+            for _ in range(inside):
+                pool.alloc(100)
+        pool.alloc(1000)
+        raise RuntimeError("capture")
+    assert pool.stats().blocks == 0
+
+
 def test_threads_do_not_overlap_or_leak():
     pool = MemoryPool(48 << 20)
     wrong = []

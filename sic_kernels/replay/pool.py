@@ -288,7 +288,7 @@ class MemoryPool:
                     self.free(block)
             raise
         finally:
-            lists.remove(made)
+            lists.pop()  # by place: lists that are equal are not the same
 
     # ---- the whole ----
 
