@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -300,6 +302,25 @@ TEST(PoolFile, NamedBlocksOutliveThePool) {
   EXPECT_GT(pool->alloc(request(1)).generation, lost.generation);
   pool->free(a);
   EXPECT_THROW(pool->free(a), ArgumentError);
+}
+
+// Its memory cannot be written: so it ends where the block would be filled with poison.
+TEST(PoolFile, AProcessKilledWhileItPoisonsLeavesNoName) {
+  const File file;
+  MemoryPool::create(file.path(), {{"a", 64 * kUnit}}, 1, true)->alloc(request(4096, 4096, "x"));
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, [](int) { _exit(7); });
+    const auto pool = MemoryPool::attach(file.path(), true);
+    const BlockRecord x = pool->named("x");
+    mprotect(pool->memory()->data() + pool->data_offset(), static_cast<size_t>(64 * kUnit), PROT_READ);
+    pool->free({x.offset, x.generation});
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  EXPECT_TRUE(MemoryPool::attach(file.path(), true)->all_named().empty());
 }
 
 TEST(PoolFile, NamesAreGivenTakenAndLimited) {

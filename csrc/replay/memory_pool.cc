@@ -192,8 +192,10 @@ void MemoryPool::free(BlockRef ref) {
   require_open("MemoryPool.free");
   Room* room;
   const Extents::Place block = expect("MemoryPool.free", ref, &room);
-  if (poison_) poison_->fill(block->first, block->second.size, described(block));
+  if (poison_) poison_->remember(block->first, block->second.size, described(block));
   if (block->second.named) drop_name(block->second.named);
+  // Only now: a process that is killed in between must not leave a named block full of poison.
+  if (poison_) poison_->fill(block->first, block->second.size);
   room->used -= block->second.size;
   --room->blocks;
   room->extents.give(block);
