@@ -1,14 +1,17 @@
 """The memory pool: quotas, blocks and their generations, trim, poison, threads."""
 
+import gc
 import os
 import random
 import threading
+import time
 
 import pytest
 import torch
 
 import sic_kernels as sic
 from sic_kernels.replay import Block, MemoryPool, PoolError, PoolExhausted
+from sic_kernels.replay import pool as pool_module
 
 UNIT = 256
 
@@ -235,6 +238,8 @@ def test_the_gauge_has_all_open_pools():
         value = sic.metrics.get("sic_mem_pool_utilization").read()[""]
         return value.numerator, value.denominator
 
+    gc.collect()
+    MemoryPool(12 << 10).close()  # takes out what earlier tests dropped
     used, reserved = read()
     a, b = MemoryPool(12 << 10), MemoryPool(24 << 10)
     block = a.alloc(300)
@@ -244,7 +249,41 @@ def test_the_gauge_has_all_open_pools():
     b.close()
     assert read() == (used, reserved + (12 << 10))
     del a, block
+    with MemoryPool(12 << 10):  # the next call of any pool takes out those that ended
+        assert read() == (used, reserved + (12 << 10))
     assert read() == (used, reserved)
+
+
+def test_a_pool_may_be_collected_while_the_gauge_is_set(monkeypatch):
+    gauge = pool_module._Utilisation()
+    monkeypatch.setattr(pool_module, "_utilisation", gauge)
+
+    def collect():
+        cycle = [MemoryPool(12 << 10)]
+        cycle.append(cycle)
+        with gauge._lock:
+            del cycle
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    MemoryPool(12 << 10).close()
+    assert gauge._pools == {}
+
+
+def test_the_gauge_has_the_newest_level():
+    pool = MemoryPool(12 << 10)
+    with pool_module._utilisation._lock:
+        thread = threading.Thread(target=pool.alloc, args=(1,))
+        thread.start()
+        while pool._native.used() == 0:
+            time.sleep(0.001)
+        time.sleep(0.05)  # it now waits for the lock
+        pool._native.alloc(0, 1, UNIT, "", "uint8", [1])
+    thread.join()
+    assert pool_module._utilisation._pools[id(pool)] == (2 * UNIT, pool.nbytes)
 
 
 def test_a_failed_capture_leaks_nothing():

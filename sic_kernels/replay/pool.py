@@ -12,13 +12,14 @@ The allocator is native (csrc/replay/memory_pool.h). docs/replay_pool.md has the
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -114,21 +115,38 @@ class PoolStats:
 
 
 class _Utilisation:
-    """The gauge: bytes in use and reserved, of all pools of the process that are open."""
+    """The gauge: bytes in use and reserved, of all pools of the process that are open.
+
+    The garbage collector may end a pool at any moment, also while this thread holds a lock of the gauge: so `end` takes none,
+    and the next `set` takes the pool out.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pools: dict[int, tuple[int, int]] = {}
+        self._ended: collections.deque[int] = collections.deque()
         self._used = self._reserved = 0
 
-    def set(self, pool: int, used: int, reserved: int) -> None:
+    def set(self, pool: int, used: Callable[[], int], reserved: int) -> None:
+        """`used` is asked under the lock: of two threads the one that comes last has the newer level."""
         with self._lock:
-            before = self._pools.pop(pool, (0, 0))
-            if reserved:
-                self._pools[pool] = (used, reserved)
-            self._used += used - before[0]
-            self._reserved += reserved - before[1]
+            while self._ended:
+                self._replace(self._ended.popleft(), 0, 0)
+            self._replace(pool, used(), reserved)
             metrics.get("sic_mem_pool_utilization").set(self._used, self._reserved)
+
+    def close(self, pool: int) -> None:
+        self.set(pool, int, 0)
+
+    def end(self, pool: int) -> None:
+        self._ended.append(pool)
+
+    def _replace(self, pool: int, used: int, reserved: int) -> None:
+        before = self._pools.pop(pool, (0, 0))
+        if reserved:
+            self._pools[pool] = (used, reserved)
+        self._used += used - before[0]
+        self._reserved += reserved - before[1]
 
 
 _utilisation = _Utilisation()
@@ -207,7 +225,7 @@ class MemoryPool:
         self._device, self._backing = device, path
         self._memory: torch.Tensor | None = _memory(bound, device, self._nbytes)
         self._undo = threading.local()
-        weakref.finalize(self, _utilisation.set, id(self), 0, 0).atexit = False
+        weakref.finalize(self, _utilisation.end, id(self)).atexit = False
         self._publish()
 
     # ---- blocks ----
@@ -307,7 +325,7 @@ class MemoryPool:
         """Ends the use of the pool, and unlocks its file. Tensors that are still held keep the memory mapped."""
         self._native.close()
         self._memory = None
-        _utilisation.set(id(self), 0, 0)
+        _utilisation.close(id(self))
 
     def __enter__(self) -> MemoryPool:
         return self
@@ -373,7 +391,7 @@ class MemoryPool:
             raise ArgumentError.of(op, "block", got, "a block of this pool")
 
     def _publish(self) -> None:
-        _utilisation.set(id(self), self._native.used(), self._nbytes)
+        _utilisation.set(id(self), self._native.used, self._nbytes)
 
 
 # ---- arguments ----
