@@ -177,7 +177,8 @@ def test_wrong_requests_change_nothing(args, options, message):
 def test_freed_foreign_and_stale_blocks_are_refused():
     pool, other = MemoryPool(1 << 20), MemoryPool(1 << 20)
     a, foreign = pool.alloc(64), other.alloc(64)
-    assert a == foreign  # the same numbers: and yet
+    assert (a.part, a.offset, a.generation) == (foreign.part, foreign.offset, foreign.generation)  # and yet
+    assert a != foreign
     view = a.tensor
     pool.free(a)
     b = pool.alloc(64)
@@ -197,6 +198,20 @@ def test_freed_foreign_and_stale_blocks_are_refused():
     with pytest.raises(sic.ArgumentError, match=r"MemoryPool.alive: block: got -1"):
         pool.alive(-1, 1)
     view.zero_()  # a view that was taken before stays memory of the pool
+
+
+def test_blocks_are_told_apart_by_the_pools_identity():
+    pool, other = MemoryPool(1 << 20), MemoryPool(1 << 20)
+    assert len(pool.identity) == len(other.identity) == 16
+    assert pool.identity != other.identity
+    a = pool.alloc(64)
+    assert a.identity == (pool.identity.hex(), "boundary", a.offset, a.generation)
+    named = pool.rename(a, "a")
+    assert (named, hash(named)) == (a, hash(a))  # the same block under a name
+    assert len({a, named, other.alloc(64), pool.alloc(64)}) == 3
+    assert a != a.identity
+    pool.close()
+    assert a == named  # numbers stay, also when the memory is gone
 
 
 def test_names():

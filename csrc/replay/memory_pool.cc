@@ -31,7 +31,8 @@ void check_parts(const std::vector<Part>& parts) {
 
 // ---- making ----
 
-MemoryPool::MemoryPool(const std::vector<Part>& parts, const Options& options) : parts_(parts) {
+MemoryPool::MemoryPool(const std::vector<Part>& parts, const Options& options)
+    : identity_(new_identity()), parts_(parts) {
   check_parts(parts_);
   Check("MemoryPool")
       .require(options.has_memory || !options.poison, "poison", "True", "False where the memory is not the CPU's");
@@ -51,7 +52,8 @@ std::unique_ptr<MemoryPool> MemoryPool::attach(const std::string& path, bool poi
 }
 
 MemoryPool::MemoryPool(std::unique_ptr<PoolFile> file, bool poison)
-    : parts_(file->parts()),
+    : identity_(file->identity()),
+      parts_(file->parts()),
       data_offset_(file->data_offset()),
       max_names_(file->max_names()),
       path_(file->path()),

@@ -36,9 +36,9 @@ MOST_ALIGNMENT = 4096  # bytes
 _BITS = 62  # of numbers of bytes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """A block of a pool. Equal where offset and generation are, in pools as in files; it does not end with this object.
+    """A block of a pool. Equal where `identity` is, whatever it is called; it does not end with this object.
 
     offset, nbytes: in the pool's memory, bytes. generation: no other block of the pool ever has it. name: None, or how
     `MemoryPool.block` finds it. dtype, shape: of `tensor`.
@@ -51,7 +51,18 @@ class Block:
     name: str | None
     dtype: torch.dtype
     shape: tuple[int, ...]
-    _pool: MemoryPool = dataclasses.field(repr=False, compare=False)
+    _pool: MemoryPool = dataclasses.field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity == other.identity if isinstance(other, Block) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @property
+    def identity(self) -> tuple[str, str, int, int]:
+        """(the pool's identity in hexadecimal, part, offset, generation): no other block of any pool ever has it."""
+        return self._pool.identity.hex(), self.part, self.offset, self.generation
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -219,6 +230,7 @@ class MemoryPool:
 
     def _start(self, bound: Any, device: torch.device, path: str | None) -> None:
         self._native = bound
+        self._identity: bytes = bound.identity()
         self._quotas: dict[str, int] = dict(bound.parts())
         self._names = list(self._quotas)
         self._nbytes = sum(self._quotas.values())
@@ -336,6 +348,11 @@ class MemoryPool:
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    @property
+    def identity(self) -> bytes:
+        """16 random bytes from when the pool was made. A file has them over all attachments, and so does a copy of it."""
+        return self._identity
 
     @property
     def quotas(self) -> dict[str, int]:
