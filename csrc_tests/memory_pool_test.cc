@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -302,6 +304,36 @@ TEST(PoolFile, NamedBlocksOutliveThePool) {
   EXPECT_THROW(pool->free(a), ArgumentError);
 }
 
+TEST(PoolFile, EveryPoolHasAnIdentityThatItsFileKeeps) {
+  const File file;
+  const auto create = [&] { return MemoryPool::create(file.path(), {{"a", kUnit}}, 1, false)->identity(); };
+  const PoolIdentity first = create();
+  EXPECT_EQ(MemoryPool::attach(file.path(), false)->identity(), first);
+  EXPECT_EQ(file.read().substr(48, 16), std::string(first.begin(), first.end()));
+  std::remove(file.path().c_str());
+  EXPECT_NE(create(), first);
+  EXPECT_NE(pool_of(1).identity(), pool_of(1).identity());
+}
+
+// Its memory cannot be written: so it ends where the block would be filled with poison.
+TEST(PoolFile, AProcessKilledWhileItPoisonsLeavesNoName) {
+  const File file;
+  MemoryPool::create(file.path(), {{"a", 64 * kUnit}}, 1, true)->alloc(request(4096, 4096, "x"));
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, [](int) { _exit(7); });
+    const auto pool = MemoryPool::attach(file.path(), true);
+    const BlockRecord x = pool->named("x");
+    mprotect(pool->memory()->data() + pool->data_offset(), static_cast<size_t>(64 * kUnit), PROT_READ);
+    pool->free({x.offset, x.generation});
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  EXPECT_TRUE(MemoryPool::attach(file.path(), true)->all_named().empty());
+}
+
 TEST(PoolFile, NamesAreGivenTakenAndLimited) {
   const File file;
   {
@@ -359,7 +391,7 @@ TEST(PoolFile, FlippedBytesAreRefused) {
     pool->alloc(request(100, kUnit, "two"));
   }
   const std::string whole = file.read();
-  const size_t header = 32 + 8 + 2 * 32, root = 1024, table = 4096;
+  const size_t header = 64 + 8 * 32, root = 1024, table = 4096;
   const auto in_use = [&](size_t i) {
     return i < header || (i >= root && i < root + 2 * 48) || (i >= table && i < table + 2 * 512);
   };

@@ -1,14 +1,17 @@
 """The memory pool: quotas, blocks and their generations, trim, poison, threads."""
 
+import gc
 import os
 import random
 import threading
+import time
 
 import pytest
 import torch
 
 import sic_kernels as sic
 from sic_kernels.replay import Block, MemoryPool, PoolError, PoolExhausted
+from sic_kernels.replay import pool as pool_module
 
 UNIT = 256
 
@@ -174,7 +177,8 @@ def test_wrong_requests_change_nothing(args, options, message):
 def test_freed_foreign_and_stale_blocks_are_refused():
     pool, other = MemoryPool(1 << 20), MemoryPool(1 << 20)
     a, foreign = pool.alloc(64), other.alloc(64)
-    assert a == foreign  # the same numbers: and yet
+    assert (a.part, a.offset, a.generation) == (foreign.part, foreign.offset, foreign.generation)  # and yet
+    assert a != foreign
     view = a.tensor
     pool.free(a)
     b = pool.alloc(64)
@@ -194,6 +198,20 @@ def test_freed_foreign_and_stale_blocks_are_refused():
     with pytest.raises(sic.ArgumentError, match=r"MemoryPool.alive: block: got -1"):
         pool.alive(-1, 1)
     view.zero_()  # a view that was taken before stays memory of the pool
+
+
+def test_blocks_are_told_apart_by_the_pools_identity():
+    pool, other = MemoryPool(1 << 20), MemoryPool(1 << 20)
+    assert len(pool.identity) == len(other.identity) == 16
+    assert pool.identity != other.identity
+    a = pool.alloc(64)
+    assert a.identity == (pool.identity.hex(), "boundary", a.offset, a.generation)
+    named = pool.rename(a, "a")
+    assert (named, hash(named)) == (a, hash(a))  # the same block under a name
+    assert len({a, named, other.alloc(64), pool.alloc(64)}) == 3
+    assert a != a.identity
+    pool.close()
+    assert a == named  # numbers stay, also when the memory is gone
 
 
 def test_names():
@@ -235,6 +253,8 @@ def test_the_gauge_has_all_open_pools():
         value = sic.metrics.get("sic_mem_pool_utilization").read()[""]
         return value.numerator, value.denominator
 
+    gc.collect()
+    MemoryPool(12 << 10).close()  # takes out what earlier tests dropped
     used, reserved = read()
     a, b = MemoryPool(12 << 10), MemoryPool(24 << 10)
     block = a.alloc(300)
@@ -244,7 +264,41 @@ def test_the_gauge_has_all_open_pools():
     b.close()
     assert read() == (used, reserved + (12 << 10))
     del a, block
+    with MemoryPool(12 << 10):  # the next call of any pool takes out those that ended
+        assert read() == (used, reserved + (12 << 10))
     assert read() == (used, reserved)
+
+
+def test_a_pool_may_be_collected_while_the_gauge_is_set(monkeypatch):
+    gauge = pool_module._Utilisation()
+    monkeypatch.setattr(pool_module, "_utilisation", gauge)
+
+    def collect():
+        cycle = [MemoryPool(12 << 10)]
+        cycle.append(cycle)
+        with gauge._lock:
+            del cycle
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    MemoryPool(12 << 10).close()
+    assert gauge._pools == {}
+
+
+def test_the_gauge_has_the_newest_level():
+    pool = MemoryPool(12 << 10)
+    with pool_module._utilisation._lock:
+        thread = threading.Thread(target=pool.alloc, args=(1,))
+        thread.start()
+        while pool._native.used() == 0:
+            time.sleep(0.001)
+        time.sleep(0.05)  # it now waits for the lock
+        pool._native.alloc(0, 1, UNIT, "", "uint8", [1])
+    thread.join()
+    assert pool_module._utilisation._pools[id(pool)] == (2 * UNIT, pool.nbytes)
 
 
 def test_a_failed_capture_leaks_nothing():
@@ -263,6 +317,18 @@ def test_a_failed_capture_leaks_nothing():
         pool.alloc(100)
     assert pool.stats().used > before
     assert kept.alive
+
+
+@pytest.mark.parametrize("inside", [0, 1])
+def test_a_failed_capture_also_frees_what_came_after_a_nested_one(inside):
+    pool = MemoryPool(12 << 20)
+    with pytest.raises(RuntimeError, match="capture"), pool.all_or_nothing():  # noqa: PT012
+        with pool.all_or_nothing():
+            for _ in range(inside):
+                pool.alloc(100)
+        pool.alloc(1000)
+        raise RuntimeError("capture")
+    assert pool.stats().blocks == 0
 
 
 def test_threads_do_not_overlap_or_leak():

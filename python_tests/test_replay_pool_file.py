@@ -43,6 +43,20 @@ def test_named_blocks_are_there_again(path):
         assert pool.blocks() == [a]
 
 
+def test_a_file_made_anew_is_another_pool(path):
+    with MemoryPool(12 << 20, backing=path) as pool:
+        old = pool.alloc(64, name="x")
+    with MemoryPool.attach(path) as pool:
+        assert (pool.identity.hex(), pool.block("x")) == (old.identity[0], old)
+        assert pool.block("x").identity == old.identity
+    os.unlink(path)
+    with MemoryPool(12 << 20, backing=path) as pool:
+        new = pool.alloc(64, name="x")
+        assert new.identity[1:] == old.identity[1:]
+        assert new.identity != old.identity
+        assert new != old
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -224,6 +238,7 @@ def test_a_damaged_file_is_refused(path):
         (0, "not the file"),
         (8, "version"),
         (20, "header is damaged"),
+        (48, "header is damaged"),
         (4096 + 60, "place 0 .*damaged"),
     ):
         with open(path, "r+b") as f:

@@ -180,6 +180,21 @@ def test_pinned_slots_stay():
             use(store_of(1).put(MODEL, [0], 0, hidden(0)))
 
 
+def test_a_slot_is_put_and_pinned_in_one_step():
+    store = store_of(1)
+    slot = store.put(MODEL, [1], 0, hidden(1), pin=True)
+    assert store.stats().pinned == 1
+    with pytest.raises(PoolExhausted):
+        store.put(MODEL, [2], 0, hidden(2))
+    with pytest.raises(sic.ArgumentError, match="pinned"):
+        store.put(MODEL, [1], 0, hidden(3), pin=True)
+    with pytest.raises(sic.ArgumentError, match=r"SlotStore.put: pin: got int"):
+        store.put(MODEL, [2], 0, hidden(2), pin=1)
+    store.unpin(slot)
+    store.put(MODEL, [2], 0, hidden(2))
+    assert values(store, [1, 2]) == [None, 2]
+
+
 def test_what_can_never_fit_evicts_nothing():
     store = store_of(2)
     store.put(MODEL, [0], 0, hidden(0))
@@ -313,6 +328,18 @@ def test_slots_in_a_file_are_there_again(tmp_path):
         store.put(MODEL, [3], 3, hidden(9))
     with MemoryPool.attach(path) as pool:
         assert SlotStore(pool).get(MODEL, [3], 3).tensor[0].item() == 9
+
+
+def test_a_capacity_below_what_the_file_has_is_refused(tmp_path):
+    with MemoryPool(12 << 20, backing=tmp_path / "slots.pool") as pool:
+        store = SlotStore(pool)
+        for i in range(3):
+            store.put(MODEL, [i], 0, hidden(i))
+        with pytest.raises(
+            sic.ArgumentError, match=r"^SlotStore: capacity: got 2, expected at least the 3 slots in the file$"
+        ):
+            SlotStore(pool, capacity=2)
+        assert len(SlotStore(pool, capacity=3)) == 3
 
 
 def test_a_name_that_cannot_be_given_leaves_nothing(tmp_path):

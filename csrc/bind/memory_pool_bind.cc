@@ -198,6 +198,11 @@ void bind_pool(py::module_& m) {
           "close", [](const BoundPool& pool) { pool->close(); }, Released())
       .def("used", [](const BoundPool& pool) { return pool->used(); })
       .def("stats", &stats)
+      .def("identity",
+           [](const BoundPool& pool) {
+             const PoolIdentity& id = pool->identity();
+             return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
+           })
       .def("parts", &parts)
       .def("max_names", [](const BoundPool& pool) { return pool->max_names(); })
       .def("attachments", [](const BoundPool& pool) { return pool->attachments(); })

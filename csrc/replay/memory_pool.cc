@@ -31,7 +31,8 @@ void check_parts(const std::vector<Part>& parts) {
 
 // ---- making ----
 
-MemoryPool::MemoryPool(const std::vector<Part>& parts, const Options& options) : parts_(parts) {
+MemoryPool::MemoryPool(const std::vector<Part>& parts, const Options& options)
+    : identity_(new_identity()), parts_(parts) {
   check_parts(parts_);
   Check("MemoryPool")
       .require(options.has_memory || !options.poison, "poison", "True", "False where the memory is not the CPU's");
@@ -51,7 +52,8 @@ std::unique_ptr<MemoryPool> MemoryPool::attach(const std::string& path, bool poi
 }
 
 MemoryPool::MemoryPool(std::unique_ptr<PoolFile> file, bool poison)
-    : parts_(file->parts()),
+    : identity_(file->identity()),
+      parts_(file->parts()),
       data_offset_(file->data_offset()),
       max_names_(file->max_names()),
       path_(file->path()),
@@ -192,8 +194,10 @@ void MemoryPool::free(BlockRef ref) {
   require_open("MemoryPool.free");
   Room* room;
   const Extents::Place block = expect("MemoryPool.free", ref, &room);
-  if (poison_) poison_->fill(block->first, block->second.size, described(block));
+  if (poison_) poison_->remember(block->first, block->second.size, described(block));
   if (block->second.named) drop_name(block->second.named);
+  // Only now: a process that is killed in between must not leave a named block full of poison.
+  if (poison_) poison_->fill(block->first, block->second.size);
   room->used -= block->second.size;
   --room->blocks;
   room->extents.give(block);

@@ -75,6 +75,7 @@ class MemoryPool {
   std::vector<PartStats> stats() const;
   int64_t used() const;
 
+  const PoolIdentity& identity() const { return identity_; }  // a file's: kept over its attachments
   const std::vector<Part>& parts() const { return parts_; }
   int64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
@@ -114,6 +115,7 @@ class MemoryPool {
   void drop_name(Named* named) noexcept;
   std::string described(const Extents::Place& block) const;
 
+  PoolIdentity identity_;
   std::vector<Part> parts_;
   int64_t bytes_ = 0, data_offset_ = 0, max_names_ = 0;
   std::string path_;

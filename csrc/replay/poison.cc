@@ -9,8 +9,11 @@
 
 namespace sic::replay {
 
-void Poison::fill(int64_t offset, int64_t bytes, std::string block) {
+void Poison::remember(int64_t offset, int64_t bytes, std::string block) {
   ranges_[offset] = {offset + bytes, std::move(block)};
+}
+
+void Poison::fill(int64_t offset, int64_t bytes) noexcept {
   std::memset(memory_ + offset, kByte, static_cast<size_t>(bytes));
 }
 

@@ -14,8 +14,9 @@ class Poison {
   Poison(const Poison&) = delete;
   Poison& operator=(const Poison&) = delete;
 
-  // `block` is for the message.
-  void fill(int64_t offset, int64_t bytes, std::string block);
+  // These bytes are poisoned from now on: fill() them next. `block` is for the message.
+  void remember(int64_t offset, int64_t bytes, std::string block);
+  void fill(int64_t offset, int64_t bytes) noexcept;
   // PoolError that names the block whose memory was changed; that memory is poisoned anew, so that an error is reported
   // once.
   void check(int64_t offset, int64_t bytes) const;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -15,7 +16,7 @@ namespace sic::replay {
 namespace {
 
 constexpr char kMagic[8] = {'S', 'I', 'C', 'P', 'O', 'O', 'L', '\n'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kRootOffset = 1024, kTableOffset = 4096, kPlaceBytes = 512;
 constexpr int64_t kDataAlignment = 65536;  // the largest page of any system
 constexpr int64_t kMostNames = int64_t{1} << 24;
@@ -87,6 +88,12 @@ void require_room(const NewFile& file, int64_t bytes, const std::string& path) {
 
 }  // namespace
 
+PoolIdentity new_identity() {
+  PoolIdentity identity;
+  if (getentropy(identity.data(), identity.size()) != 0) fail_system("MemoryPool: cannot get random bytes", errno);
+  return identity;
+}
+
 // ---- what lies in the file ----
 
 struct PoolFile::Header {
@@ -95,6 +102,7 @@ struct PoolFile::Header {
   uint32_t crc;  // of all that follows
   uint64_t file_bytes, pool_bytes, data_offset;
   uint32_t max_names, parts;
+  PoolIdentity identity;
   struct {
     char name[kMostPartName + 1];
     uint64_t bytes;
@@ -135,6 +143,7 @@ std::unique_ptr<PoolFile> PoolFile::create(const std::string& path, const std::v
   Header h = {};
   std::memcpy(h.magic, kMagic, sizeof kMagic);
   h.version = kVersion;
+  h.identity = new_identity();
   h.max_names = static_cast<uint32_t>(max_names);
   h.parts = static_cast<uint32_t>(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -199,7 +208,8 @@ void PoolFile::read_header() {
   if (fstat(descriptor_, &s) != 0) fail_system("MemoryPool.attach: cannot examine " + path_, errno);
   require(pread(descriptor_, &h, sizeof h, 0) == sizeof h && std::memcmp(h.magic, kMagic, sizeof kMagic) == 0,
           "not the file of a pool");
-  require(h.version == kVersion, "version " + std::to_string(h.version) + ", this library reads version 1");
+  require(h.version == kVersion,
+          "version " + std::to_string(h.version) + ", this library reads version " + std::to_string(kVersion));
   require(h.crc == h.right_crc(), "the header is damaged");
   require(static_cast<uint64_t>(s.st_size) == h.file_bytes,
           std::to_string(s.st_size) + " bytes, " + std::to_string(h.file_bytes) + " were written: it was cut");
@@ -209,6 +219,7 @@ void PoolFile::read_header() {
   require(h.data_offset == static_cast<uint64_t>(data_offset_of(h.max_names)) &&
               h.pool_bytes == static_cast<uint64_t>(total(parts_)) && h.file_bytes == h.pool_bytes + h.data_offset,
           "the header is damaged");
+  identity_ = h.identity;
   max_names_ = h.max_names;
   data_offset_ = static_cast<int64_t>(h.data_offset);
   file_bytes_ = static_cast<int64_t>(h.file_bytes);

@@ -1,12 +1,13 @@
 // The file behind a pool: a header that never changes, a table of named blocks, and the memory itself.
 //
-//   0       header: sizes and parts, with a checksum
+//   0       header: identity, sizes and parts, with a checksum
 //   1024    root (a twin): how often the file was attached, how many places of the table are in use
 //   4096    table: max_names places of 512 bytes, each a twin
 //   ...     the pool's memory, at a multiple of 64 KiB
 //
 // docs/replay_pool.md has every byte. One process at a time: the file is locked while it is open. Not thread-safe.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,6 +23,10 @@ struct Part {
   std::string name;
   int64_t bytes;
 };
+
+// Tells a pool from every other one: offsets and generations are the same in all new ones.
+using PoolIdentity = std::array<uint8_t, 16>;
+PoolIdentity new_identity();  // random
 
 constexpr int kMostParts = 8;
 constexpr size_t kMostPartName = 23, kMostName = 123, kMostTypeName = 15;  // bytes
@@ -46,6 +51,7 @@ class PoolFile {
   PoolFile& operator=(const PoolFile&) = delete;
 
   const std::string& path() const { return path_; }
+  const PoolIdentity& identity() const { return identity_; }
   const std::vector<Part>& parts() const { return parts_; }
   int64_t max_names() const { return max_names_; }
   int process() const { return process_; }               // that opened it
@@ -76,6 +82,7 @@ class PoolFile {
 
   std::string path_;
   int descriptor_, process_;
+  PoolIdentity identity_ = {};
   std::vector<Part> parts_;
   int64_t max_names_ = 0, data_offset_ = 0, file_bytes_ = 0;
   uint64_t attachments_ = 0;

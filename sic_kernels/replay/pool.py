@@ -12,13 +12,14 @@ The allocator is native (csrc/replay/memory_pool.h). docs/replay_pool.md has the
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -35,9 +36,9 @@ MOST_ALIGNMENT = 4096  # bytes
 _BITS = 62  # of numbers of bytes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """A block of a pool. Equal where offset and generation are, in pools as in files; it does not end with this object.
+    """A block of a pool. Equal where `identity` is, whatever it is called; it does not end with this object.
 
     offset, nbytes: in the pool's memory, bytes. generation: no other block of the pool ever has it. name: None, or how
     `MemoryPool.block` finds it. dtype, shape: of `tensor`.
@@ -50,7 +51,18 @@ class Block:
     name: str | None
     dtype: torch.dtype
     shape: tuple[int, ...]
-    _pool: MemoryPool = dataclasses.field(repr=False, compare=False)
+    _pool: MemoryPool = dataclasses.field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity == other.identity if isinstance(other, Block) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @property
+    def identity(self) -> tuple[str, str, int, int]:
+        """(the pool's identity in hexadecimal, part, offset, generation): no other block of any pool ever has it."""
+        return self._pool.identity.hex(), self.part, self.offset, self.generation
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -114,21 +126,38 @@ class PoolStats:
 
 
 class _Utilisation:
-    """The gauge: bytes in use and reserved, of all pools of the process that are open."""
+    """The gauge: bytes in use and reserved, of all pools of the process that are open.
+
+    The garbage collector may end a pool at any moment, also while this thread holds a lock of the gauge: so `end` takes none,
+    and the next `set` takes the pool out.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pools: dict[int, tuple[int, int]] = {}
+        self._ended: collections.deque[int] = collections.deque()
         self._used = self._reserved = 0
 
-    def set(self, pool: int, used: int, reserved: int) -> None:
+    def set(self, pool: int, used: Callable[[], int], reserved: int) -> None:
+        """`used` is asked under the lock: of two threads the one that comes last has the newer level."""
         with self._lock:
-            before = self._pools.pop(pool, (0, 0))
-            if reserved:
-                self._pools[pool] = (used, reserved)
-            self._used += used - before[0]
-            self._reserved += reserved - before[1]
+            while self._ended:
+                self._replace(self._ended.popleft(), 0, 0)
+            self._replace(pool, used(), reserved)
             metrics.get("sic_mem_pool_utilization").set(self._used, self._reserved)
+
+    def close(self, pool: int) -> None:
+        self.set(pool, int, 0)
+
+    def end(self, pool: int) -> None:
+        self._ended.append(pool)
+
+    def _replace(self, pool: int, used: int, reserved: int) -> None:
+        before = self._pools.pop(pool, (0, 0))
+        if reserved:
+            self._pools[pool] = (used, reserved)
+        self._used += used - before[0]
+        self._reserved += reserved - before[1]
 
 
 _utilisation = _Utilisation()
@@ -201,13 +230,14 @@ class MemoryPool:
 
     def _start(self, bound: Any, device: torch.device, path: str | None) -> None:
         self._native = bound
+        self._identity: bytes = bound.identity()
         self._quotas: dict[str, int] = dict(bound.parts())
         self._names = list(self._quotas)
         self._nbytes = sum(self._quotas.values())
         self._device, self._backing = device, path
         self._memory: torch.Tensor | None = _memory(bound, device, self._nbytes)
         self._undo = threading.local()
-        weakref.finalize(self, _utilisation.set, id(self), 0, 0).atexit = False
+        weakref.finalize(self, _utilisation.end, id(self)).atexit = False
         self._publish()
 
     # ---- blocks ----
@@ -288,7 +318,7 @@ class MemoryPool:
                     self.free(block)
             raise
         finally:
-            lists.remove(made)
+            lists.pop()  # by place: lists that are equal are not the same
 
     # ---- the whole ----
 
@@ -307,7 +337,7 @@ class MemoryPool:
         """Ends the use of the pool, and unlocks its file. Tensors that are still held keep the memory mapped."""
         self._native.close()
         self._memory = None
-        _utilisation.set(id(self), 0, 0)
+        _utilisation.close(id(self))
 
     def __enter__(self) -> MemoryPool:
         return self
@@ -318,6 +348,11 @@ class MemoryPool:
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    @property
+    def identity(self) -> bytes:
+        """16 random bytes from when the pool was made. A file has them over all attachments, and so does a copy of it."""
+        return self._identity
 
     @property
     def quotas(self) -> dict[str, int]:
@@ -373,7 +408,7 @@ class MemoryPool:
             raise ArgumentError.of(op, "block", got, "a block of this pool")
 
     def _publish(self) -> None:
-        _utilisation.set(id(self), self._native.used(), self._nbytes)
+        _utilisation.set(id(self), self._native.used, self._nbytes)
 
 
 # ---- arguments ----

@@ -87,7 +87,7 @@ class SlotStore:
     returned. Slots put with `exact=False` are returned only to those who ask for them. When the part is full, the slot that
     was used longest ago goes first; pinned ones never. Uses are `put`, a hit, and the last `unpin`.
     pool: one with a file keeps the slots too: they are found again by a new store on the attached pool, without their pins.
-    part: others may have blocks in it; one store for each part. capacity: slots at most.
+    part: others may have blocks in it; one store for each part. capacity: slots at most, and no fewer than the file has.
     Thread-safe: every call is atomic, and look-ups do not wait for a `put`'s copy.
     """
 
@@ -101,20 +101,27 @@ class SlotStore:
             raise ArgumentError.of(op, "part", repr(part), "|".join(pool.quotas))
         self._pool, self._part = pool, part
         self._capacity = integer(op, "capacity", capacity, 1, "1 to 2^24 entries")
+        saved = self._saved()
+        if len(saved) > self._capacity:
+            raise ArgumentError.of(op, "capacity", self._capacity, f"at least the {len(saved)} slots in the file")
         self._native = native.module().SlotTable(self._capacity, _hash_bits)
         self._lookup = self._native.lookup
         self._lock = threading.RLock()  # of changes
         self._slots: dict[int, Slot] = {}  # by the generation of the block, which no other block ever has
         self._published = self._stats()
-        self._take_back()
+        for slot in saved:
+            self._add(slot)
 
-    def _take_back(self) -> None:
+    def _saved(self) -> list[Slot]:
+        """What the pool's file has, the oldest first."""
+        saved = []
         for block in self._pool.blocks():
             match = _NAME.fullmatch(block.name or "")
             if match is None or block.part != self._part:
                 continue
             fingerprint, prefix, layer, kind = match.groups()
-            self._add(Slot(bytes.fromhex(fingerprint), bytes.fromhex(prefix), int(layer), kind == "exact", block))
+            saved.append(Slot(bytes.fromhex(fingerprint), bytes.fromhex(prefix), int(layer), kind == "exact", block))
+        return saved
 
     # ---- look-ups ----
 
@@ -158,16 +165,18 @@ class SlotStore:
         tensor: torch.Tensor,
         *,
         exact: bool = True,
+        pin: bool = False,
     ) -> Slot:
         """Copies a tensor into a slot; one with the same key is replaced, after which its tensors are no longer valid.
 
         `ArgumentError` if that one is pinned, or is exact and the new one is not. `PoolExhausted` if the part has no room even
         when all that is not pinned is evicted; what is larger than the part's quota evicts nothing.
+        pin: in the same step, so that no other thread's `put` evicts it first; unpin it later.
         """
         op = "SlotStore.put"
         model = fingerprint.digest if isinstance(fingerprint, Fingerprint) else fingerprint
         digests = (model, prefix if isinstance(prefix, bytes) else prefix_digest(prefix))
-        kind = flag(op, "exact", exact)
+        kind, pinned = flag(op, "exact", exact), flag(op, "pin", pin)
         if not is_dense(tensor) or tensor.device != self._pool.device or tensor.numel() == 0:
             got = f"{described(tensor)} on {getattr(tensor, 'device', None)}"
             raise ArgumentError.of(op, "tensor", got, f"a tensor on {self._pool.device} that is not empty")
@@ -180,6 +189,8 @@ class SlotStore:
             except BaseException:
                 self._pool.free(block)
                 raise
+            if pinned:  # still under the lock, without which nothing is evicted
+                self.pin(slot)
         if trace.active():
             _record("put", slot.layer, slot)
         return slot
