@@ -1,5 +1,9 @@
 """A transformers model in segments: the model's own bits, interrupted anywhere, also by kill -9."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -166,6 +170,38 @@ def test_a_pool_that_was_replaced(model, tmp_path):
         second.resume(cursor)
 
 
+def a_process(monkeypatch, code):
+    """In place of the process of a kill."""
+    start = subprocess.Popen
+    monkeypatch.setattr(_kill.subprocess, "Popen", lambda command, **options: started.append(
+        start([sys.executable, "-c", code], **options)) or started[-1])  # fmt: skip
+    started = []
+    return started
+
+
+def test_what_libraries_print_is_no_answer(monkeypatch):
+    """Also more of it than a pipe holds."""
+    noise = "import sys, time; sys.stderr.write('x' * 200_000); print('a warning'); print(3)\n"
+    started = a_process(monkeypatch, noise + "print('{\"work\": 1.5}', flush=True); time.sleep(3600)")
+    assert _kill._killed(Job("", 40, CHUNK)) == 1.5
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("ask", [_kill._killed, lambda job: _kill._said("load", job)])
+def test_a_process_that_never_answers(monkeypatch, ask):
+    monkeypatch.setattr(_kill, "TIMEOUT", 0.5)
+    started = a_process(monkeypatch, "import time; time.sleep(3600)")
+    with pytest.raises(SicError, match=r"the process took more than 0.5 s"):
+        ask(Job("", 40, CHUNK))
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_process_that_fails(monkeypatch):
+    a_process(monkeypatch, "raise SystemExit('no such thing')")
+    with pytest.raises(SicError, match=r"load: the process ended by itself, status 1: no such thing"):
+        _kill._said("load", Job("", 40, CHUNK))
+
+
 def test_blocks_of_another_model_are_refused(model):
     pool = replay.MemoryPool(1 << 20)
     runner(model, pool)
@@ -205,6 +241,35 @@ def test_fingerprints_differ(model, folder):
     with torch.no_grad():
         other.model.embed_tokens.weight.add_(1)
     assert list(fingerprint_of(other, 600).diff(one)) == ["revision"]
+
+
+def changed_block(model):
+    """As many elements as two samples are apart, in one matrix of one layer."""
+    weight = model.model.layers[1].mlp.up_proj.weight.detach()
+    weight.flatten()[weight.numel() // 2 :][: weight.numel() // 32].add_(1e-3)
+
+
+@pytest.mark.parametrize("commit", [None, "abc"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (changed_block, "weights"),
+        (lambda model: model.set_attn_implementation("eager"), "attention"),
+        (lambda model: setattr(model.config, "rms_norm_eps", 0.5), "configuration"),
+    ],
+)
+def test_fingerprints_see_what_decides_the_bits(folder, commit, change, named):
+    """Also where the commit is known: weights can have been changed since."""
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.config._commit_hash = commit
+    before = fingerprint_of(model, 600)
+    change(model)
+    (pair,) = before.diff(fingerprint_of(model, 600)).items()
+    assert pair[0] == "revision"
+    parts = [dict(part.split(" ", 1) for part in text.split(", ")) for text in pair[1]]
+    assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == [named]
+    assert parts[0]["torch"] == torch.__version__
+    assert parts[0]["commit"] == str(commit)
 
 
 def test_layers_alone(model):

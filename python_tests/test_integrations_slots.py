@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers", reason="pip install 'sic_kernels[demo]'")
 
-from transformers import OlmoeConfig, OlmoeForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sic_kernels import metrics, replay
 from sic_kernels.integrations.layers import LayeredModel
@@ -111,7 +111,7 @@ def test_a_missing_state(plain, monkeypatch, caplog):
     now = metrics.get("sic_slot_hit_ratio").read()[""]
     assert (now.numerator - counted.numerator, now.denominator - counted.denominator) == (0, 1)
     monkeypatch.setattr(config, "_current", dataclasses.replace(config.current(), strict=True))
-    with pytest.raises(SicError, match="no state before layer 2"):
+    with pytest.raises(SicError, match=r"^SIC_STRICT: resample: no state before layer 2"):
         resample(r, 2, on_missing="recompute")
 
 
@@ -212,10 +212,13 @@ def test_keys_with_a_norm_for_each_head(one_thread):
         assert_same_bits(r.kv[layer][:, :, :40], before[layer], f"kv {layer}")
 
 
-def test_attention_of_another_kind_is_refused():
-    model = OlmoeForCausalLM(OlmoeConfig(**SMALL, num_experts=2, num_experts_per_tok=1))
-    with pytest.raises(ArgumentError, match=r"keys_values: model: got attention of \["):
-        LayeredModel(model).keys_values(0, torch.zeros(2, 64), 0)
+def test_attention_of_another_kind_is_refused(one_thread):
+    from tiny_llama import random_llama
+
+    m = LayeredModel(random_llama())
+    m.inner.layers[0].self_attn.add_module("gate", torch.nn.Identity())
+    with pytest.raises(ArgumentError, match=r"keys_values: model: got attention of \['gate', 'k_proj'"):
+        m.keys_values(0, torch.zeros(2, 64), 0)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from ..runtime.errors import SicError
 from ._replay_process import FILES, Job, load, save
 
 LOADS = 3  # times that a state is loaded; the quickest counts
+TIMEOUT = 600  # seconds for each process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,29 +61,57 @@ def _loaded(job: Job, lm: Any) -> float:
     return min((load(job, lm) if lm is not None else _said("load", job))["first"] for _ in range(LOADS))
 
 
-def _process(what: str, job: Job) -> subprocess.Popen[str]:
+def _answers(what: str, job: Job) -> Generator[dict[str, Any], None, None]:
+    """What a process says, as it says it; the process does not outlive the loop. `SicError` where it fails or takes too long."""
     command = [sys.executable, "-m", "sic_kernels.cli._replay_process", what, json.dumps(dataclasses.asdict(job))]
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would stop the process when it is full
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", env=env)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(TIMEOUT, end)
+        timer.start()
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if (said := _answer(line)) is not None:
+                    yield said
+            if process.wait():
+                errors.seek(0)
+                why = (
+                    f"took more than {TIMEOUT} s" if late.is_set() else f"ended by itself, status {process.returncode}"
+                )
+                raise SicError(f"{what}: the process {why}: {errors.read().decode(errors='replace')[-2000:]}")
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _answer(line: str) -> dict[str, Any] | None:
+    """None: the line is not an answer, but what some library prints."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def _killed(job: Job) -> float:
     """Kills a prefill where it waits for it; the seconds that it had worked."""
-    process = _process("prefill", job)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "work" in (said := json.loads(line)):
-            process.kill()
-            process.wait()
-            return said["work"]
-    raise SicError(f"the process that was to be killed ended by itself: {process.communicate()[1][-2000:]}")
+    with contextlib.closing(_answers("prefill", job)) as answers:
+        for said in answers:
+            if "work" in said:
+                return said["work"]
+    raise SicError(f"prefill: the process ended by itself before segment {job.stop}, where it was to be killed")
 
 
 def _said(what: str, job: Job) -> dict[str, Any]:
     """All that a process says, which ends by itself."""
-    process = _process(what, job)
-    text, errors = process.communicate()
-    if process.returncode:
-        raise SicError(f"{what}: ended with status {process.returncode}: {errors[-2000:]}")
-    return {key: value for line in text.splitlines() for key, value in json.loads(line).items()}
+    return {key: value for said in _answers(what, job) for key, value in said.items()}

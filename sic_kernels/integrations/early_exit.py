@@ -93,7 +93,7 @@ def generate_early_exit(
     draft = integer(op, "draft", draft, 0, "0 or more tokens")
     least = real(op, "min_confidence", min_confidence, lambda x: 0 <= x <= 1, "0 to 1")
     ids = tensor(op, "ids", ids, (torch.int64,), (-1,))
-    layered = LayeredModel(model)
+    layered = LayeredModel(model, check=False)  # SlotRow checks
     exit_layer = numbered(op, "exit_layer", exit_layer, 1, layered.layers - 1)
     store = _store_of(layered, draft) if store is None else store
     row = SlotRow(model, store, capacity=len(ids) + count, chunk=chunk)

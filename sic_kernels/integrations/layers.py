@@ -1,7 +1,7 @@
 """A causal model of transformers taken apart: embedding, one layer at a time over keys and values in arrays of ours, head.
 
-Llama and what is built like it (Mistral, Qwen 2 and 3, SmolLM2, ...): `model.model.layers[i]` takes hidden states, rotary
-embeddings, a mask and a cache, and returns hidden states.
+Llama (SmolLM2, too), Mistral, Qwen 2 and Qwen 3: `model.model.layers[i]` takes hidden states, rotary embeddings, a mask and a
+cache, and returns hidden states.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import flag
 from ..runtime.errors import ArgumentError
 
 Tensor = torch.Tensor
+
+TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+ROTARY = frozenset(
+    {"default", "linear", "llama3", "yarn"}
+)  # the others change with the longest row that the model has seen
+PROBE = (3, 2, 1)  # tokens of the chunks compared: a causal start, a masked middle, a step
 
 
 class RowCache:
@@ -33,20 +40,21 @@ class LayeredModel:
     """One row of tokens, float32 or what the model has. kv of a layer: [2,Hkv,capacity,head_dim].
 
     A layer's result depends on its hidden states, its position and the rows of kv before it, and on nothing else: calls with the
-    same shapes give the same bits. Raises `ArgumentError` for a model that is not built so.
+    same shapes give the same bits. Raises `ArgumentError` for a model that is not built so: another `model_type` than in `TYPES`,
+    attention other than "sdpa" or over a window, rotary embeddings with a memory, dropout.
+
+    check: also run six tokens through the model and through its parts, which have to give equal bits; the price is some steps of
+    the model. It changes neither the model nor torch's generators. False: for who did so before.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, check: bool = True) -> None:
         inner: Any = getattr(model, "model", None)
         parts = all(hasattr(inner, name) for name in ("embed_tokens", "layers", "norm", "rotary_emb"))
         if not parts or not hasattr(model, "lm_head"):
             expected = "a causal model with model.embed_tokens, layers, norm, rotary_emb and lm_head, as Llama has"
             raise ArgumentError.of("LayeredModel", "model", type(model).__name__, expected)
         config = model.config
-        if any(kind not in ("full_attention", None) for kind in getattr(config, "layer_types", None) or ()):
-            raise ArgumentError.of(
-                "LayeredModel", "model", f"layers of {set(config.layer_types)}", "full attention in every layer"
-            )
+        _require_known(model)
         self.model, self.inner, self.config = model, inner, config
         self.layers, self.hidden = config.num_hidden_layers, config.hidden_size
         self.kv_heads = config.num_key_value_heads
@@ -57,6 +65,11 @@ class LayeredModel:
             inner.embed_tokens.weight.device,
         )
         self._rotary: tuple[Any, Any] = (None, None)
+        if flag("LayeredModel", "check", check) and not self._same_bits():
+            expected = f"logits with the bits of its parts: embedding, {self.layers} layers, norm and head"
+            raise ArgumentError.of(
+                "LayeredModel", "model", f"{type(model).__name__}, which computes something else", expected
+            )
 
     @property
     def state_bytes(self) -> int:
@@ -119,6 +132,27 @@ class LayeredModel:
         """Hidden states after the last layer [T,D] -> logits [T,V]."""
         return self.model.lm_head(self.inner.norm(h))
 
+    @torch.inference_mode()
+    def _same_bits(self) -> bool:
+        """Whether the model's own forward gives what its parts give, in the same chunks."""
+        from transformers.cache_utils import DynamicCache
+
+        total = sum(PROBE)
+        ids = torch.tensor([(7 * i + 3) % self.vocab for i in range(total)], device=self.device)
+        kv = [torch.empty(self.kv_shape(total), dtype=self.dtype, device=self.device) for _ in range(self.layers)]
+        cache, position = DynamicCache(config=self.config), 0
+        for count in PROBE:
+            chunk = ids[position : position + count]
+            h = self.embed(chunk)
+            for i in range(self.layers):
+                h = self.layer(i, h, position, kv[i])
+            # every row's logits: a matrix product over fewer rows may be rounded in another order
+            whole = self.model(input_ids=chunk[None], cache=cache, use_cache=True, logits_to_keep=0).logits[0]
+            if not torch.equal(whole, self.logits(h)):
+                return False
+            position += count
+        return True
+
     def _at(self, position: int, end: int, h: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """Rotary embeddings and mask of a chunk, made by its first layer."""
         key = (position, end, h.dtype)
@@ -129,3 +163,22 @@ class LayeredModel:
                 mask = torch.ones(end - position, end, dtype=torch.bool, device=h.device).tril_(position)[None, None]
             self._rotary = key, (self.inner.rotary_emb(h[None], position_ids=ids), mask)
         return self._rotary[1]
+
+
+def _require_known(model: Any) -> None:
+    """What the configuration already says: `ArgumentError` for what `LayeredModel` does not do."""
+    config = model.config
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = {kind for kind in getattr(config, "layer_types", None) or () if kind is not None}
+    rotary = getattr(model.model.rotary_emb, "rope_type", "default")
+    dropout = getattr(config, "attention_dropout", 0.0) if model.training else 0.0
+    for known, got, expected in (
+        (config.model_type in TYPES, f"the model type {config.model_type!r}", "|".join(sorted(TYPES))),
+        (config._attn_implementation == "sdpa", f"{config._attn_implementation!r} attention", "'sdpa' attention"),
+        (kinds <= {"full_attention"}, f"layers of {sorted(kinds)}", "full attention in every layer"),
+        (window is None, f"attention over a window of {window} tokens", "attention over all tokens"),
+        (rotary in ROTARY, f"rotary embeddings of type {rotary!r}", "|".join(sorted(ROTARY))),
+        (not dropout, f"a model in training, with a dropout of {dropout}", "model.eval()"),
+    ):
+        if not known:
+            raise ArgumentError.of("LayeredModel", "model", got, expected)

@@ -25,19 +25,42 @@ from .layers import LayeredModel
 Tensor = torch.Tensor
 
 CHUNK = 512  # tokens of a chunk of the prefill
+SAMPLES = 64  # elements of a weight that a fingerprint looks at
 
 
 def fingerprint_of(model: Any, capacity: int) -> Fingerprint:
-    """Of a transformers model: name, commit or a digest of a sample of the weights, type, bucket of the context."""
+    """Of a transformers model of so many tokens: its name, type, quantisation, bucket of the context, and as `revision` what
+    else decides its bits: the commit, a digest of samples of all weights, one of the configuration, the attention, torch.
+
+    A change of a whole matrix (an adapter merged, a layer exchanged) is seen, a change of single weights is not.
+    """
     config = model.config
-    weight = model.get_input_embeddings().weight
-    sample = weight.detach().flatten()[:: max(1, weight.numel() // 4096)].float().cpu().numpy().tobytes()
-    digest = hashlib.blake2b(sample, digest_size=8).hexdigest()
     quantisation = getattr(getattr(config, "quantization_config", None), "quant_method", None)
+    settings = hashlib.blake2b(config.to_json_string().encode(), digest_size=8).hexdigest()
+    revision = {
+        "commit": getattr(config, "_commit_hash", None), "weights": _weights_digest(model), "configuration": settings,
+        "attention": getattr(config, "_attn_implementation", None), "torch": torch.__version__,
+    }  # fmt: skip
     return Fingerprint(
-        config.name_or_path or type(model).__name__, getattr(config, "_commit_hash", None) or digest,
-        str(weight.dtype).removeprefix("torch."), str(quantisation or "none"), context_bucket(capacity),
+        config.name_or_path or type(model).__name__, ", ".join(f"{name} {value}" for name, value in revision.items()),
+        str(model.get_input_embeddings().weight.dtype).removeprefix("torch."), str(quantisation or "none"),
+        context_bucket(capacity),
     )  # fmt: skip
+
+
+def _weights_digest(model: Any) -> str:
+    """Of names, shapes, types and up to `SAMPLES` evenly spaced elements of all parameters."""
+    found, samples = [], dict[torch.device, list[Tensor]]()
+    for name, x in model.named_parameters():
+        x = x.detach()
+        found.append((name, tuple(x.shape), str(x.dtype)))
+        # as bytes: a device's samples travel in one copy
+        sample = x.flatten()[:: max(1, -(-x.numel() // SAMPLES))].contiguous().view(torch.uint8)
+        samples.setdefault(x.device, []).append(sample)
+    digest = hashlib.blake2b(repr(found).encode(), digest_size=8)
+    for parts in samples.values():
+        digest.update(torch.cat(parts).cpu().numpy().data)
+    return digest.hexdigest()
 
 
 class ReplayRunner:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ..replay import Fingerprint, Slot, SlotStore, prefix_digest
-from ..runtime import config, metrics
+from ..runtime import fallback, metrics
 from ..runtime.arguments import code_of, flag, instance, integer, real, tensor
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
@@ -221,9 +222,9 @@ def resample(
     slot = row.state(span, boundary, flag(op, "allow_approximate", allow_approximate))
     if slot is None:
         reason = f"no state before layer {boundary} is kept for the last of {span.end} tokens"
-        if not anew or config.current().strict:
+        if not anew:
             raise SicError(f"{op}: {reason}")
-        _log.warning("%s: %s: the whole step is run", op, reason)
+        fallback.report(_log, "%s: %s: the whole step is run", op, reason, level=logging.WARNING)
         logits = row.head(row.run(row.embed(row.tokens[-1:]), range(layers), span.begin))[0]
         return Resampled(drawn(logits, warmth, seed), logits, layers, True, "fallback", (reason,))
     try:
