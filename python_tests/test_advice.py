@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import math
 import re
 from pathlib import Path
 
@@ -74,6 +75,45 @@ def test_nothing_measured_is_not_judged():
     assert {a.verdict for a in advice.advise(zero)} == {advice.UNKNOWN}
 
 
+@pytest.mark.parametrize(
+    "top, bottom",
+    [(math.nan, 1), (1, math.nan), (math.inf, math.inf), (1, math.inf), (-5, -1), (-1, 10), (500, 1), (5, 0), (0, -1)],
+)
+def test_what_is_no_share_is_not_usable(top, bottom, tmp_path, capsys):
+    """By hand for each rule: of them only the saving, whose numerator is a difference, may be negative."""
+    snapshot = {"numerator": top, "denominator": bottom}
+    for rule in advice.RULES:
+        (found,) = [
+            a for a, r in zip(advice.advise({rule.metric: {rule.label: Value(top, bottom)}}), advice.RULES) if r is rule
+        ]
+        if rule.metric == "sic_redundancy_elimination_ratio" and top == -1:
+            assert (found.verdict, found.value) == (advice.MISSED, -0.1)
+        else:
+            assert (found.verdict, found.value, found.change) == (advice.UNUSABLE, None, "")
+            assert found.note.startswith(f"{top:g} of {bottom:g} is no share")
+    path = tmp_path / "snapshot.json"
+    path.write_text(json.dumps({"sic_hash_collision_rate": snapshot}))
+    assert main(["advise", str(path)]) == 0
+    assert "not usable" in capsys.readouterr().out
+    assert main(["advise", str(path), "--strict", "--json"]) == 1
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    path.write_text("".join(f"sic_hash_collision_rate_{k}_total {v}\n" for k, v in snapshot.items()))
+    assert main(["advise", str(path), "--strict"]) == 1
+    assert "not usable" in capsys.readouterr().out
+
+
+def test_a_number_beyond_all_floats_is_not_usable():
+    for digits in (10**400, -(10**400)):
+        read = advice.read(json.dumps({"sic_graph_replay_ratio": {"numerator": digits, "denominator": 1}}))
+        assert {a.verdict for a in advice.advise(read)} == {advice.UNUSABLE, advice.UNKNOWN}
+
+
+@pytest.mark.parametrize("text", [None, 5, b"{}"])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(sic.ArgumentError, match=r"advise: snapshot: got .*, expected a string"):
+        advice.read(text)
+
+
 def test_few_events_are_named():
     """log 0.05 / log 0.9995 = 5990.0..; log 0.05 / log 0.995 = 597.6; log 0.05 / log 0.85 = 18.4."""
     rules = {r.metric: r.events_needed() for r in advice.RULES}
@@ -112,8 +152,9 @@ def test_parts_of_several_processes_add_up():
 @pytest.mark.parametrize(
     "text",
     ["", "{", '{"a": 3}', '{"a": {"ratio": 1}}', '{"a": {"numerator": null, "denominator": 1}}', "nonsense{", "# HELP a b",
-     "up 1\n", '{"a":' * 100_000],
-    ids=range(9),
+     "up 1\n", '{"a":' * 100_000, '{"a": {"numerator": "1", "denominator": 1}}',
+     '{"a": {"numerator": true, "denominator": 1}}'],
+    ids=range(11),
 )  # fmt: skip
 def test_other_text_is_refused(text, tmp_path, capsys):
     with pytest.raises(sic.ArgumentError, match="advise: snapshot: got"):

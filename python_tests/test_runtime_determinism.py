@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy
 import pytest
 import torch
+import torch.autograd.profiler_legacy
 
 import sic_kernels as sic
 from sic_kernels.cli import main
@@ -149,6 +151,19 @@ def test_on_cuda_the_peak_is_its_allocators(monkeypatch):
     assert costs.peak_bytes == (250, 250)
     memory = ["synchronize", "reset_peak_memory_stats", "run", "synchronize"]
     assert done == ["run", *memory, "synchronize", "run", "synchronize"]
+
+
+def test_threads_count_at_the_same_time(monkeypatch):
+    """Made up: one holds 100 bytes from 1 to 4, the other 50 from 2 to 3, and 30 twice at 5: 150, not 100."""
+    moves = [[(1, 100), (4, -100)], [(2, 50), (3, -50), (5, 30), (5, -30), (5, 30), (5, -30)]]
+
+    def event(at, size):
+        return SimpleNamespace(kind=lambda: "memory_alloc", start_us=lambda: at, cpu_memory_usage=lambda: size)
+
+    threads = [[event(*move) for move in thread] for thread in moves]
+    monkeypatch.setattr(torch.autograd.profiler_legacy, "_enable_profiler_legacy", lambda config: None)
+    monkeypatch.setattr(torch.autograd.profiler_legacy, "_disable_profiler_legacy", lambda: threads)
+    assert run_costs._cpu_peak(lambda: None) == 150
 
 
 def test_an_error_in_a_run_ends_the_record():

@@ -90,6 +90,24 @@ def test_wrong_ports(port):
         sic.metrics.serve(port)
 
 
+@pytest.mark.parametrize("addr", [5, None, "", b"127.0.0.1", "\ud800", "a" * 1000, "127.0.0.1\0"], ids=range(7))
+def test_wrong_addresses(addr):
+    with pytest.raises(sic.ArgumentError, match=r"serve: addr: got ") as error:
+        sic.metrics.serve(0, addr)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 300
+
+
+def test_an_address_with_colons_is_bracketed(registry):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with exporter.Exporter(registry, 0, "::1") as served:
+        assert served.url == f"http://[::1]:{served.port}/metrics"
+        assert parsed(fetch(served.url)) == parsed(registry.prometheus_text())
+
+
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(

@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Holds a snapshot of the metrics against their targets, and says what to change and why."
     parser.add_argument("file", help="JSON of metrics.snapshot(), or Prometheus text; - is standard input")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 if a target is missed or a figure is not usable"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([row.as_dict() for row in rows], indent=1))
     else:
         _show(rows)
-    return 1 if args.strict and any(row.verdict == advice.MISSED for row in rows) else 0
+    return 1 if args.strict and any(row.verdict in (advice.MISSED, advice.UNUSABLE) for row in rows) else 0
 
 
 def _text(name: str) -> str:

@@ -1,6 +1,7 @@
 """What a snapshot of the metrics says should be changed, and why: one table of rules.
 
 The targets are the project's own. A ratio that nothing was measured for is not judged; one on too few events is said to be so.
+Parts that cannot be those of a share are not usable: a target is never met by them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .errors import ArgumentError
 from .extras import extra
 from .metrics import Value
 
-MET, MISSED, UNKNOWN = "met", "missed", "not measured"
+MET, MISSED, UNKNOWN, UNUSABLE = "met", "missed", "not measured", "not usable"
 _PART = re.compile(r"(.+)_(numerator|denominator)(?:_total)?")
 Snapshot = dict[str, dict[str, Value]]  # metric -> label value ("" without a label) -> reading
 
@@ -31,11 +32,17 @@ class Rule:
     too_high: str = ""
     label: str = ""
     counts_events: bool = True  # the denominator is a number of independent events
+    signed: bool = False  # the numerator may be negative; none of them is above its denominator
 
     @property
     def target(self) -> str:
         bounds = ((">", self.low), ("<", self.high))
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+    def usable(self, reading: Value) -> bool:
+        """Whether the parts can be what the metric counts: those of a share of a whole."""
+        top, bottom = reading.numerator, reading.denominator
+        return math.isfinite(top) and math.isfinite(bottom) and (self.signed or top >= 0) and max(0.0, top) <= bottom
 
     def events_needed(self) -> int:
         """How many events, all of them good, make the target sure at 95 %: log 0.05 / log(share that may be)."""
@@ -62,7 +69,7 @@ RULES = (
     Rule("sic_graph_replay_ratio", 0.92, None,
          "segments run again instead of being replayed: resume from cursors, keep shapes in their context bucket so that "
          "graphs are not captured anew"),
-    Rule("sic_redundancy_elimination_ratio", 0.0, None, counts_events=False,
+    Rule("sic_redundancy_elimination_ratio", 0.0, None, counts_events=False, signed=True,
          too_low="a token takes longer than before: compare `python -m sic_kernels bench` on this machine, and whether "
          "sequences are long enough for slices (SlicePolicy.min_len)"),
     Rule("sic_delta_lost_raw_ratio", None, 0.0001, counts_events=False,
@@ -74,12 +81,12 @@ RULES = (
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One rule held against a snapshot. change: what to do, "" if nothing; note: how sure the figure is."""
+    """One rule held against a snapshot. change: what to do, "" if nothing; note: how sure the figure is, or why not usable."""
 
     metric: str
     value: float | None
     target: str
-    verdict: str  # met | missed | not measured
+    verdict: str  # met | missed | not measured | not usable
     change: str = ""
     note: str = ""
 
@@ -94,6 +101,9 @@ def advise(snapshot: Snapshot) -> list[Advice]:
 
 def _judged(rule: Rule, reading: Value | None) -> Advice:
     name = rule.metric + (f" ({rule.label})" if rule.label else "")
+    if reading is not None and not rule.usable(reading):
+        parts = f"{reading.numerator:g} of {reading.denominator:g} is no share: whoever counts or adds up does it wrong"
+        return Advice(name, None, rule.target, UNUSABLE, note=parts)
     ratio = None if reading is None else reading.ratio
     if reading is None or ratio is None:
         return Advice(name, None, rule.target, UNKNOWN)
@@ -107,7 +117,12 @@ def _judged(rule: Rule, reading: Value | None) -> Advice:
 
 
 def read(text: str) -> Snapshot:
-    """A snapshot from the JSON of `metrics.snapshot()` or from Prometheus text (needs prometheus_client)."""
+    """A snapshot from the JSON of `metrics.snapshot()` or from Prometheus text (needs prometheus_client).
+
+    `ArgumentError` for anything else; parts that are numbers are taken as they are, `advise` says which are not usable.
+    """
+    if not isinstance(text, str):
+        raise ArgumentError.of("advise", "snapshot", type(text).__name__, "a string")
     return _from_json(text) if text.lstrip().startswith("{") else _from_prometheus(text)
 
 
@@ -123,7 +138,16 @@ def _readings(name: str, entry: dict[str, Any]) -> list[tuple[str, Value]]:
     """(label value, reading) of one metric."""
     labelled = [values for key, values in entry.items() if key.startswith("by_")]
     pairs = labelled[0].items() if labelled else [("", entry)]
-    return [(key, Value(float(v["numerator"]), float(v["denominator"]))) for key, v in pairs]
+    return [(key, Value(_part(v["numerator"]), _part(v["denominator"]))) for key, v in pairs]
+
+
+def _part(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _from_prometheus(text: str) -> Snapshot:

@@ -37,6 +37,8 @@ class Exporter:
     def __init__(self, registry: Registry, port: int, addr: str) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
             raise ArgumentError.of("serve", "port", repr(port), "0 to 65535")
+        if not isinstance(addr, str) or not addr or not addr.isprintable():
+            raise ArgumentError.of("serve", "addr", repr(addr), "an address, or a name of this machine")
         client = _client()
         collected = client.CollectorRegistry()
         collected.register(Collector(registry))
@@ -46,13 +48,16 @@ class Exporter:
             raise ArgumentError.of(
                 "serve", "port", f"{addr}:{port} ({error.strerror})", "an address to listen on"
             ) from None
+        except ValueError as error:  # no name of a host at all
+            raise ArgumentError.of("serve", "addr", f"{addr[:64]!a} ({error})", "an address to listen on") from None
         self._lock = threading.Lock()
         self._open = True
         self.addr, self.port = addr, int(self._server.server_port)
 
     @property
     def url(self) -> str:
-        return f"http://{self.addr}:{self.port}/metrics"
+        host = f"[{self.addr}]" if ":" in self.addr else self.addr
+        return f"http://{host}:{self.port}/metrics"
 
     def close(self) -> None:
         """Stop listening and end the thread; a second call does nothing."""

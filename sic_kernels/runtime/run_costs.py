@@ -95,8 +95,9 @@ def _cuda_peak(fn: Callable[[], Any]) -> int:
 
 
 def _cpu_peak(fn: Callable[[], Any]) -> int:
-    """From the record of every allocation and release, in their order. The profiler that keeps it is silent; torch.profiler,
-    its successor, hands out sums for each op, from which no peak follows, and writes to stderr."""
+    """From the record of every allocation and release, in the order of their times over all threads that the record has: this
+    one, and those of torch that work for it. The profiler that keeps it is silent; torch.profiler, its successor, hands out
+    sums for each op, from which no peak follows, and writes to stderr."""
     from torch.autograd import profiler_legacy
 
     profiler_legacy._enable_profiler_legacy(profiler_legacy.profile(profile_memory=True).config())
@@ -105,12 +106,13 @@ def _cpu_peak(fn: Callable[[], Any]) -> int:
     finally:
         threads = profiler_legacy._disable_profiler_legacy()
     del result
+    moves = [event for thread in threads for event in thread if event.kind() == "memory_alloc"]
     total = peak = 0
-    for thread in threads:
-        for event in thread:
-            if event.kind() == "memory_alloc":
-                total += event.cpu_memory_usage()
-                peak = max(peak, total)
+    for event in sorted(
+        moves, key=lambda event: event.start_us()
+    ):  # stable: equal times stay in the order of their thread
+        total += event.cpu_memory_usage()
+        peak = max(peak, total)
     return peak
 
 
