@@ -68,7 +68,8 @@ class ReplayRunner:
 
     Everything that a later segment reads lies in the pool under the names `name`.tokens, .h0, .h1, .kv.<layer>, .logits; blocks
     of these names that a backed pool holds already are taken over. Greedy tokens and logits are those of the model itself in the
-    same chunks. Not thread-safe.
+    same chunks. check_model: whether a few tokens are compared with the model's own (`LayeredModel`), which takes two short
+    forwards. Not thread-safe.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class ReplayRunner:
         fingerprint: Fingerprint | None = None,
         timeout_ms: int | None = None,
         name: str = "run",
+        check_model: bool = True,
     ) -> None:
-        self.model, self.pool, self.name = LayeredModel(model), pool, name
+        self.model, self.pool, self.name = LayeredModel(model, check=check_model), pool, name
         self.capacity = integer("ReplayRunner", "capacity", capacity, 1, "an integer, 1 or more")
         self.chunk = integer("ReplayRunner", "chunk", chunk, 1, "an integer, 1 or more")
         self.buffers = self._buffers()

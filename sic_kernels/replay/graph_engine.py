@@ -206,7 +206,7 @@ class GraphEngine:
     ) -> None:
         self.segments, self.tensors, self.word = segments, tensors, word
         self._device = Device(backend, tensors, word)
-        self._make = MaskedGraph if strategy == "mask" else Graphs
+        self.strategy, self._make = strategy, MaskedGraph if strategy == "mask" else Graphs
         self._sizes: collections.OrderedDict[int, Graphs] = collections.OrderedDict()
         self._lost: ContextPoisoned | None = None
 
