@@ -11,7 +11,7 @@
     python tools/docs_tables.py ragged eval.json         docs/ragged.md from `python -m sic_kernels eval ragged --json`
     python tools/docs_tables.py head-speed bench.json    docs/head.md from `python -m sic_kernels bench --family head --json`
     python tools/docs_tables.py ragged-speed bench.json  docs/ragged.md from `python -m sic_kernels bench --family ragged --json`
-    python tools/docs_tables.py replay-speed bench.json  docs/replay.md from `python -m pytest bench/bench_replay.py --benchmark-json=...`
+    python tools/docs_tables.py replay-speed bench.json  docs/replay.md from bench/bench_replay.py with --benchmark-json
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
     python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`

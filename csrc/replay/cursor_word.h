@@ -45,7 +45,8 @@ inline bool unpack(uint64_t word, Place* place) {
   return true;
 }
 
-// What lies in memory that outlives the writer. The time comes first, so that a word never has an older one than its own.
+// What lies in memory that outlives the writer. The time comes first, so that a word never has an older one than its
+// own.
 struct Progress {
   std::atomic<uint64_t> word, stamp;
 
