@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,6 +221,91 @@ def test_other_files_are_refused(text, message, tmp_path):
     (tmp_path / "step.json").write_text(text)
     assert main(["trace-view", str(tmp_path / "step.json")]) == 1
     assert not (tmp_path / "step.html").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"layer": []}, "layer"), ({"layer": {}}, "layer"), ({"layer": "x"}, "layer"), ({"layer": True}, "layer"),
+        ({"kv_heads": 0}, "kv_heads 0"), ({"kv_heads": 3}, "4 query heads of 3"), ({"kv_heads": None}, "kv_heads"),
+        ({"page_size": 0}, "page_size 0"), ({"page_size": -1}, "page_size -1"), ({"score_step": []}, "TypeError"),
+        ({"seq_lens": {"array": "int64[1]", "values": [10**400]}}, "tokens in pages of 4"),
+        ({"seq_lens": {"array": "int64[1]", "values": []}}, "values of int64"),
+        ({"status": {"array": "int32[1,1000000000,4]", "values": [0]}}, "values of int32"),
+        ({"page_scores": {"array": "int32[1,1,2,3]", "values": [10**400] * 6}}, "OverflowError"),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_a_malformed_attend_is_refused_by_its_number(changes, message):
+    saved = recorded(lambda: sic_record("slot"), lambda: attend(0))
+    saved["records"][1] |= changes
+    with pytest.raises(sic.ArgumentError, match=rf"trace: records\[1\]: got .*{message}"):
+        trace_page.page(trace_file.load(json.dumps(saved)))
+
+
+def test_an_attend_without_a_layer_is_refused():
+    with pytest.raises(sic.ArgumentError, match=r"trace: records\[0\]: got KeyError\('layer'\)"):
+        trace_page.page(trace_file.load('{"version": 1, "records": [{"op": "attend"}]}'))
+
+
+@pytest.mark.parametrize(
+    "field, message",
+    [('"config": []', "config: got list"), ('"reasons": [3]', "reasons: got list"), ('"status": 3', "status: got int"),
+     ('"dropped": "<b>"', "dropped: got str"), ('"x": NaN', "file: got no JSON"), ('"x": 1e999', "file: got no JSON")],
+)  # fmt: skip
+def test_other_headings_are_refused(field, message):
+    with pytest.raises(sic.ArgumentError, match="trace: " + message):
+        trace_file.load('{"version": 1, "records": [], ' + field + "}")
+
+
+@pytest.mark.parametrize("value", [None, 5, []])
+def test_what_is_no_text_is_refused(value):
+    with pytest.raises(sic.ArgumentError, match="trace: file: got no JSON"):
+        trace_file.load(value)
+
+
+def test_runs_that_cannot_be_drawn_are_in_the_tables():
+    odd = [{"first": "x"}, {"stop": [1]}, {"segments": 10**400}, {"segments": "x"}]
+    records = [{"op": "replay.run", "segments": 3, "first": 0, "stop": 2} | changes for changes in odd]
+    page = Page(trace_page.page(trace_file.load(json.dumps({"version": 1, "records": records}))))
+    assert page.cells.count("replay.run") == 4
+    assert sum(tag == "svg" for tag, _ in page.tags) == 0
+
+
+def test_half_a_character_is_shown_as_its_code(tmp_path):
+    (tmp_path / "t.json").write_text('{"version": 1, "records": [{"op": "\\ud800", "\\udfff": "\\ud801"}]}')
+    assert main(["trace-view", str(tmp_path / "t.json")]) == 0
+    page = Page((tmp_path / "t.html").read_text(encoding="utf-8"))
+    assert "\\ud800" in page.cells
+    assert page.data["trace"]["records"] == [{"op": "\ud800", "\udfff": "\ud801"}]
+
+
+@pytest.mark.parametrize("how", ["default", "named", "link"])
+def test_a_trace_is_not_overwritten_by_its_page(tmp_path, capsys, how):
+    source = tmp_path / "t.html"
+    text = json.dumps(recorded(lambda: attend(0)))
+    source.write_text(text)
+    (tmp_path / "link.html").symlink_to(source)
+    options = {"default": [], "named": ["-o", str(source)], "link": ["-o", str(tmp_path / "link.html")]}[how]
+    assert main(["trace-view", str(source), *options]) == 1
+    assert "trace-view: output: got" in capsys.readouterr().err
+    assert source.read_text() == text
+
+
+def test_a_page_is_there_whole_or_as_it_was(tmp_path, capsys, monkeypatch):
+    source, target = tmp_path / "t.json", tmp_path / "t.html"
+    source.write_text(json.dumps(recorded(lambda: attend(0))))
+    target.write_text("before")
+
+    def full(path, data):
+        path.open("wb").write(data[:10])
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert main(["trace-view", str(source)]) == 1
+    assert "trace-view: output: got" in capsys.readouterr().err
+    assert target.read_text() == "before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.html", "t.json"]
 
 
 def test_a_file_that_is_not_there(tmp_path, capsys):

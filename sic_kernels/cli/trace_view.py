@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from ..runtime import trace_file, trace_page
@@ -24,6 +25,26 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError.of("trace-view", "file", f"{args.file} ({error})", "a readable trace") from None
     target = args.output or args.file.with_suffix(".html")
-    target.write_text(trace_page.page(trace_file.load(text)), encoding="utf-8")
+    if target.exists() and target.samefile(args.file):
+        raise ArgumentError.of("trace-view", "output", f"{target}, the trace itself", "another file (-o page.html)")
+    page = trace_page.page(trace_file.load(text)).encode()
+    try:
+        _write(target, page)
+    except OSError as error:
+        raise ArgumentError.of("trace-view", "output", f"{target} ({error})", "a file to write") from None
     print(target)
     return 0
+
+
+def _write(target: Path, page: bytes) -> None:
+    """All of it or nothing: a page that is there stays until the new one is whole."""
+    if target.exists() and not target.is_file():  # a pipe or a terminal
+        target.write_bytes(page)
+        return
+    target = target.resolve()  # a link goes on pointing to its page
+    part = target.with_name(f".{os.getpid()}.part")
+    try:
+        part.write_bytes(page)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -106,7 +106,7 @@ def _cpu_peak(fn: Callable[[], Any]) -> int:
     finally:
         threads = profiler_legacy._disable_profiler_legacy()
     del result
-    moves = [event for thread in threads for event in thread if event.kind() == "memory_alloc"]
+    moves: list[Any] = [event for thread in threads for event in thread if event.kind() == "memory_alloc"]
     total = peak = 0
     for event in sorted(
         moves, key=lambda event: event.start_us()

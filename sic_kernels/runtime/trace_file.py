@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from .errors import ArgumentError
 from .trace import VERSION
 
 _DESCRIPTION = re.compile(r"(\w+)\[([\d,]*)\]")
+PAGES = 1 << 22  # of a sequence at most
 Record = dict[str, Any]
 
 
@@ -57,15 +59,25 @@ class Step:
 def load(text: str) -> Record:
     """A trace from its JSON; `ArgumentError` for anything else."""
     try:
-        trace = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        trace = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, TypeError, RecursionError) as error:
         raise ArgumentError.of("trace", "file", f"no JSON ({error})", "what Trace.save wrote") from None
     records = trace.get("records") if isinstance(trace, dict) else None
     if not isinstance(records, list) or not all(isinstance(r, dict) and isinstance(r.get("op"), str) for r in records):
         raise ArgumentError.of("trace", "file", "JSON without records", "what Trace.save wrote")
     if trace.get("version") != VERSION:
         raise ArgumentError.of("trace", "version", trace.get("version"), VERSION)
+    for name, kind in (("config", dict), ("reasons", dict), ("status", str), ("dropped", int)):
+        if not isinstance(trace.get(name, kind()), kind):
+            raise ArgumentError.of("trace", name, type(trace[name]).__name__, "what Trace.save wrote")
     return trace
+
+
+def _finite(text: str) -> float:
+    """Infinities and NaN are strings in a trace, not numbers."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
 
 
 def steps(trace: Record) -> tuple[list[Step], int]:
@@ -76,14 +88,14 @@ def steps(trace: Record) -> tuple[list[Step], int]:
     for at, record in enumerate(trace["records"]):
         if record["op"] != "attend":
             continue
-        number = seen[record["layer"]] = seen.get(record["layer"], -1) + 1
-        if any(isinstance(value, dict) and "cut" in value for value in record.values()):
-            cut += 1
-            continue
+        is_cut = any(isinstance(value, dict) and "cut" in value for value in record.values())
         try:
-            rows = list(_rows(record))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            layer = record["layer"] if record["layer"] is None else _count(record, "layer", 0)
+            rows = [] if is_cut else list(_rows(record))
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ArgumentError.of("trace", f"records[{at}]", repr(error), "the fields of an attend") from None
+        number = seen[layer] = seen.get(layer, -1) + 1
+        cut += is_cut
         for sequence, token, row in rows:
             key = (number, sequence, token)
             found.setdefault(key, Step(*key, record["page_size"], [])).rows.append(row)
@@ -93,13 +105,18 @@ def steps(trace: Record) -> tuple[list[Step], int]:
 def _rows(record: Record) -> Iterator[tuple[int, int, HeadRow]]:
     """(sequence, query token, row) of one `attend`."""
     (B, T, query_heads), status = array(record["status"])
-    heads, page, lengths = record["kv_heads"], record["page_size"], array(record["seq_lens"])[1]
+    heads, page, lengths = _count(record, "kv_heads"), _count(record, "page_size"), array(record["seq_lens"])[1]
     omitted, group = array(record["omitted_mass"])[1], query_heads // heads
+    step = 1.0 if record.get("page_scores") is None else float(record["score_step"])
+    if query_heads % heads:
+        raise ValueError(f"{query_heads} query heads of {heads} KV heads")
     chosen, scores = (_split(record.get(name), B * T * heads) for name in ("selection", "page_scores"))
     for at in range(B * T * heads):
         place, head = divmod(at, heads)
         sequence, token = divmod(place, T)
         visible = max(0, lengths[sequence] - T + token + 1)
+        if visible > page * PAGES:
+            raise ValueError(f"{visible} tokens in pages of {page}")
         size = [min(page, visible - first) for first in range(0, visible, page)]
         mine = slice(at * group, (at + 1) * group)
         answered = _names(record, status[mine])
@@ -112,9 +129,16 @@ def _rows(record: Record) -> Iterator[tuple[int, int, HeadRow]]:
             omitted=max((x for x in omitted[mine] if isinstance(x, float)), default=None),
             read=size if dense else _read(chosen[at], size, page, record["unit"]),
             size=size,
-            score=[_nats(x, record["score_step"]) for x in scores[at][: len(size)]],
+            score=[_nats(x, step) for x in scores[at][: len(size)]],
         )
         yield sequence, token, row
+
+
+def _count(record: Record, name: str, least: int = 1) -> int:
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} {value!r}")
+    return value
 
 
 def _split(entry: Record | None, parts: int) -> list[list[Any]]:
@@ -149,4 +173,7 @@ def array(entry: Record) -> tuple[list[int], list[Any]]:
     match = _DESCRIPTION.match(entry["array"])
     if match is None:
         raise ValueError(entry["array"])
-    return [int(n) for n in match[2].split(",") if n], entry["values"]
+    shape, values = [int(n) for n in match[2].split(",") if n], entry["values"]
+    if not isinstance(values, list) or len(values) != math.prod(shape):
+        raise ValueError(f"values of {entry['array']}")
+    return shape, values

@@ -66,7 +66,10 @@ document.querySelectorAll("svg.heat").forEach((svg, n) => {{
 
 
 def page(trace: Record) -> str:
-    """The whole file, from what `Trace.as_dict` made or `trace_file.load` read; `ArgumentError` for records that are no such."""
+    """The whole file, from what `Trace.as_dict` made or `trace_file.load` read; `ArgumentError` for records that are no such.
+
+    Halves of surrogate pairs, which no file can have, are shown as \\udxxx.
+    """
     steps, cut = trace_file.steps(trace)
     drawn = [_Drawing(step) for step in steps[:FIGURES]]
     parts = [_heading(trace, steps), *_notes(trace, steps, cut)]
@@ -75,7 +78,8 @@ def page(trace: Record) -> str:
     parts += _strips(trace["records"])
     parts += _tables(trace["records"], steps)
     parts += [_data("hover", [d.hover() for d in drawn]), _data("trace", trace), '<div id="tip"></div>', _SCRIPT]
-    return html_page.document("sic_kernels: one step", "\n".join(parts), _STYLE)
+    document = html_page.document("sic_kernels: one step", "\n".join(parts), _STYLE)
+    return document.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _data(name: str, value: Any) -> str:
@@ -223,13 +227,13 @@ def _answered(counts: dict[str, int]) -> str:
 
 def _strips(records: list[Record]) -> Iterator[str]:
     """Runs and resumes as strips of segments: skipped, run, left; a mark where the cursor stands."""
-    runs = [r for r in records if r["op"] in ("replay.run", "replay.resume") and isinstance(r.get("segments"), int)]
+    runs = [r for r in records if r["op"] in ("replay.run", "replay.resume") and _is_run(r)]
     if not runs:
         return
     parts = [f'<svg viewBox="0 0 {LEFT + WIDTH + RIGHT} {TOP + 18 * len(runs) + 4}" role="img">']
     for line, run in enumerate(runs):
         count, y = max(1, run["segments"]), TOP + 18 * line
-        first, stop = (min(max(0, int(run.get(name) or 0)), count) for name in ("first", "stop"))
+        first, stop = (min(max(0, run.get(name) or 0), count) for name in ("first", "stop"))
         unit = WIDTH / count
         parts.append(f'<path class="left" d="{_box(LEFT, y, WIDTH, 12)}"/>')
         parts.append(f'<path class="run" d="{_box(LEFT + first * unit, y, max(0, stop - first) * unit, 12)}"/>')
@@ -240,6 +244,14 @@ def _strips(records: list[Record]) -> Iterator[str]:
     parts.append("</svg>")
     caption = "Segments of each run: blue ran, grey was finished before or is left; the mark is where the cursor stood."
     yield html_page.figure(f'<div class="wide">{"".join(parts)}</div>', caption)
+
+
+def _is_run(record: Record) -> bool:
+    """Whether it can be drawn; what cannot is in the tables."""
+    first, stop, segments = (record.get(name) for name in ("first", "stop", "segments"))
+    return (
+        isinstance(segments, int) and segments < 1 << 31 and all(n is None or isinstance(n, int) for n in (first, stop))
+    )
 
 
 def _tables(records: list[Record], steps: list[Step]) -> Iterator[str]:
