@@ -20,7 +20,7 @@ TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 ROTARY = frozenset(
     {"default", "linear", "llama3", "yarn"}
 )  # the others change with the longest row that the model has seen
-PROBE = (3, 2, 1)  # tokens of the chunks compared: a causal start, a masked middle, a step
+PROBE = (3, 2)  # tokens of the chunks compared: a causal start and what a mask follows
 
 
 class RowCache:
@@ -43,7 +43,7 @@ class LayeredModel:
     same shapes give the same bits. Raises `ArgumentError` for a model that is not built so: another `model_type` than in `TYPES`,
     attention other than "sdpa" or over a window, rotary embeddings with a memory, dropout.
 
-    check: also run six tokens through the model and through its parts, which have to give equal bits; the price is some steps of
+    check: also run five tokens through the model and through its parts, which have to give equal bits; the price is some steps of
     the model. It changes neither the model nor torch's generators. False: for who did so before.
     """
 
