@@ -412,3 +412,26 @@ def test_offsets_that_are_none(offsets, got):
 def test_a_slot_whose_noun_is_empty_is_refused():
     with pytest.raises(ArgumentError, match=r"outline_or_slots: got key .*, expected tuples of ordinals"):
         resolve(parse("the first point")[0], {(1,): "a", (("", 1),): "b"})
+
+
+def test_a_range_to_the_last_and_back():
+    text = "1. a\n2. b\n3. c\n4. d"
+    for said in ("from the third point to the last", "the last to the third point"):
+        assert [found.point.ordinal for found in find(said, text)] == [3, 4]
+    assert find("from the fifth point to the last", text).kind == "out of range"
+
+
+@pytest.mark.parametrize("changed", [
+    {"kind": "cardinal", "ranges": ((3, 1),)}, {"kind": "cardinal", "ranges": ((1, 2, 3),)}, {"ranges": ((1.0, 1.0),)},
+    {"ranges": ()}, {"ranges": [(1, 1)]}, {"ranges": ((1, 2),)}, {"kind": "cardinal", "ranges": ()}, {"kind": "other"},
+    {"kind": []}, {"noun": []}, {"noun": 5}, {"total": "2"}, {"labels": ("a",)}, {"within": 5},
+    {"kind": "named", "ranges": (), "labels": (5,)}, {"kind": "named", "ranges": (), "labels": ()},
+    {"kind": "named", "ranges": (), "labels": ("",)},
+])  # fmt: skip
+def test_references_that_parse_never_makes_are_refused(changed):
+    ref = parse("the first point")[0]._replace(**changed)
+    field = next(name for name in ("within", "labels", "total", "noun", "ranges", "kind") if name in changed)
+    with pytest.raises(ArgumentError, match=rf"resolve: ref: got (kind|{field})="):
+        resolve(ref, outline("1. a\n2. b\n3. c"))
+    with pytest.raises(ArgumentError, match="resolve: ref: got"):
+        resolve(parse("the second point")[0]._replace(within=ref), outline("1. a\n2. b\n3. c"))

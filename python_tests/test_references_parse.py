@@ -172,6 +172,19 @@ def test_vague_ones_say_so(text):
     assert all(r.ordinal is None and r.ranges == () for r in parse(text))
 
 
+@pytest.mark.parametrize("text,kinds", [
+    ("from the third point to the last", [((3, -1),)]), ("from point 3 to the last point", [((3, -1),)]),
+    ("from step 2 to step 4", [((2, 4),)]), ("第二点到第四点", [((2, 4),)]),
+    ("steps 3 to the last one", ["vague"]), ("第3到最后一点", ["vague"]), ("第三点到最后一点", ["vague", "vague"]),
+    ("from step 3 to the end", ["vague"]), ("the third point to the last one", ["vague", "vague"]),
+    ("第一到倒数第二点", ["vague"]), ("from the second to the second to last point", ["vague"]),
+    ("最后零点", ["vague"]), ("后零点", ["vague"]), ("最后一点", [((-1, -1),)]), ("回到第三点", [((3, 3),)]),
+    ("go back to the third point", [((3, 3),)]),
+])  # fmt: skip
+def test_a_part_of_a_range_is_never_answered_by_itself(text, kinds):
+    assert [r.kind if r.kind == "vague" else r.ranges for r in parse(text)] == kinds
+
+
 def test_letters_need_a_capital():
     assert [r.kind for r in parse("give the reason a name")] == ["vague"]
     assert only("option b").kind == "vague"
@@ -343,6 +356,20 @@ def test_a_grammar_of_its_own(tmp_path):
             {"language": "en", "parts": {"x": "[x]"}, "forms": [{"means": "list", "pattern": "[x]"}], "anchors": []},
             "parts.x: got",
         ),
+        (
+            {"language": "en", "anchors": [], "forms": [{"means": "list", "pattern": "((<digits>{1,8}){1,8}) <noun>"}]},
+            r"forms\[0\].pattern: got repeats of 64 in all, expected repeats whose product is at most 28",
+        ),
+        (
+            {"language": "en", "parts": {"x": "<digits>{1,8}"}, "nested": {"inner first": "[x]{1,8}"}},
+            "inner first: got repeats of 64",
+        ),
+        (
+            {"language": "en", "anchors": [], "forms": [{"means": "list", "pattern": "<digits>?" * 17}]},
+            r"forms\[0\].pattern: got 17 optional parts, expected at most 16",
+        ),
+        ("[" * 100_000, "bad.json: file: got .*, expected a readable JSON file"),
+        ({"language": "en", "classes": {"ordinal": ["zeroth"]}}, "classes.ordinal: got 'zeroth' without a number"),
         ({"language": "en", "anchors": ["nuon"]}, "anchors: got class 'nuon'"),
         ({"language": "en", "sequence": {"second": ["x"]}}, "sequence: got 'second', expected a number, next or last"),
         ({"language": "en", "nested": {"inside": "<noun>"}}, "nested: got key 'inside'"),
@@ -360,6 +387,49 @@ def test_missing_file_and_no_file(tmp_path):
         references.load_grammar(tmp_path / "none.json")
     with pytest.raises(ArgumentError, match="load_grammar: paths: got none"):
         references.load_grammar(extend=False)
+    for path in (None, 5, b"x"):
+        with pytest.raises(ArgumentError, match=r"load_grammar: paths: got .*, expected paths of JSON files"):
+            references.load_grammar(path)
+
+
+def test_the_most_choices_that_a_file_may_have_are_quick(tmp_path):
+    file = tmp_path / "choices.json"
+    patterns = ("(<digits>{1,4}){1,7} <para>", "<digits>?" * 16 + "<para>")
+    for pattern in patterns:
+        file.write_text(json.dumps({
+            "language": "en", "classes": {"para": ["§"]}, "anchors": ["para"],
+            "forms": [{"means": "list", "pattern": pattern}],
+        }))  # fmt: skip
+        own = references.load_grammar(file, extend=False)
+        assert seconds(lambda text, own=own: parse(text, grammar=own), "1 " * 60 + "x §") < 4
+
+
+def test_words_may_have_any_characters(tmp_path):
+    file = tmp_path / "words.json"
+    words = {"noun": ["a(b", "[", "c++"], "znoun": ["条(", "["], "nouns": ["x|"]}
+    file.write_text(json.dumps({
+        "language": "en", "nouns": {"odd": words}, "classes": {"noun": ["bare"], "zpoint": ["光"]},
+        "sequence": {"1": ["one) "], "2": ["*"]},
+    }))  # fmt: skip
+    own = references.load_grammar(file)
+    found = references.outline("a(b 1: x\na(b 2: y\n\nbare 1: x\n\n3光\n* z", grammar=own)
+    assert found.points[0].label == "1"
+    assert any("odd" in listed.nouns for listed in found.lists)
+
+
+@pytest.mark.parametrize("means", ["list", "first", "last", "from end", "all", "label", "letter", "title"])
+def test_a_form_may_match_without_what_it_is_read_for(tmp_path, means):
+    file = tmp_path / "form.json"
+    file.write_text(json.dumps({
+        "language": "en", "classes": {"para": ["§"]}, "anchors": ["para"],
+        "forms": [{"means": means, "pattern": "<para>"}, {"means": means, "pattern": "<digits>?"}],
+    }))  # fmt: skip
+    ref = only("x §", grammar=references.load_grammar(file, extend=False))
+    assert ref.kind == {"last": "ordinal", "from end": "ordinal", "all": "cardinal"}.get(means, "vague")
+
+
+def test_a_title_of_quotation_marks_is_vague():
+    assert only('the "“”" section').kind == "vague"
 
 
 def test_anchors_leave_nothing_out():

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ SHIPPED = tuple(Path(__file__).parent / "data" / f"{name}.json" for name in ("en
 LANGUAGES = ("en", "zh")
 MEANINGS = ("nothing", "vague", "list", "from end", "first", "last", "all", "label", "letter", "title")
 MOST_REPEATS = 8  # of a part of a form: keeps every form bounded
+# In all of a form, repeats multiplied and optional parts: each can be a choice, and a match may have to try all that there are.
+MOST_REPEATED, MOST_OPTIONAL = 28, 16
+_REPEATS, _OPTIONAL = re.compile(r",(\d)\}"), re.compile(r"(?<!\()\?")
 
 # Characters that mean nothing in a regular expression, one for each class of words.
 _TAGS = "".join(c for c in map(chr, range(0x30, 0x180)) if c.isalnum())
@@ -35,6 +39,7 @@ _ROLES = {
     "numeral": ("numeral",), "last": ("last", "zlast"), "range": ("to", "dash", "zto"),
     "counts": ("noun", "nouns", "number", "but", "znoun"),
 }  # fmt: skip
+_NUMBERS = {*_ROLES["value"], *_ROLES["tens"], *_ROLES["one"]}  # classes whose words are read as numbers
 _FORM_KEYS = {"means", "pattern", "starts", "ordinal", "count", "capital", "rear"}
 _NESTED = ("inner first", "outer first", "outer first, other noun", "fronted")
 _SINGLE = ("vague before", "vague after", "lead")
@@ -103,6 +108,9 @@ def load_grammar(*paths: str | os.PathLike[str], extend: bool = True) -> Grammar
 
     `ArgumentError` names the file and the key. Compiling takes some milliseconds, so keep the result.
     """
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentError.of("load_grammar", "paths", repr(path), "paths of JSON files")
     files = [*(SHIPPED if extend else ()), *map(Path, paths)]
     if not files:
         raise ArgumentError.of("load_grammar", "paths", "none", "a file, or extend=True")
@@ -160,7 +168,7 @@ class _Builder:
         self.where = path.name
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self._refuse("file", str(error), "a readable JSON file in UTF-8")
         known = {"language", "numbers", "nouns", "classes", "parts", "forms", "nested", "sequence", *_SINGLE, *_SETS}
         self._check_keys("file", data, known)
@@ -293,9 +301,19 @@ class _Builder:
         text = f"(?:{''.join(out)})"
         try:
             re.compile(text)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             self._refuse(key, repr(pattern), f"a pattern ({error})")
+        if depth == 0:
+            self._check_choices(key, text)
         return text
+
+    def _check_choices(self, key: str, text: str) -> None:
+        repeated = math.prod(max(1, int(most)) for most in _REPEATS.findall(text))
+        optional = len(_OPTIONAL.findall(text))
+        if repeated > MOST_REPEATED:
+            self._refuse(key, f"repeats of {repeated} in all", f"repeats whose product is at most {MOST_REPEATED}")
+        if optional > MOST_OPTIONAL:
+            self._refuse(key, f"{optional} optional parts", f"at most {MOST_OPTIONAL}")
 
     def _add_numbers(self, numbers: Any) -> None:
         """Ordinal and cardinal words; what is made of two words ("twenty-first") is made of two tokens."""
@@ -337,6 +355,8 @@ class _Builder:
         if not re.fullmatch("[a-z]+", cls):
             self._refuse("classes", repr(cls), "a name of lower-case letters")
         for word, value in words.items():
+            if value is None and cls in _NUMBERS and word.lower() not in self.words:
+                self._refuse(f"classes.{cls}", f"{word!r} without a number", "words with their numbers")
             self.words.setdefault(word.lower(), (cls, value))
 
     def _table(self, data: dict[str, Any], key: str) -> dict[str, Any]:

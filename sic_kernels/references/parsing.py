@@ -15,6 +15,7 @@ from .grammar import Form, Grammar, shipped
 MOST_DEPTH = 3
 LANGS = ("auto", "en", "zh")
 _LATIN, _HAN = re.compile("[a-z]"), re.compile("[\u4e00-\u9fff]")
+LONGEST_BEFORE = 6  # tokens that "vague before" describes
 LONGEST_GAP = 9  # tokens between two references that may be nested, and before or after one that belong to it
 
 
@@ -152,6 +153,8 @@ def _references(sentence: _Sentence, forms: list[re.Match[str]], most: int) -> l
 def _read(sentence: _Sentence, places: list[tuple[int, int]], match: re.Match[str]) -> _Found | None:
     """What one match says; None where it says nothing."""
     begin, end = match.span()
+    if begin == end:
+        return None
     index = (match.lastindex or 1) - 1
     grammar = sentence.grammar
     form = grammar.forms[sentence.language][index]
@@ -205,6 +208,7 @@ class _Reader:
                 continue
             if role == "one" and not counting:  # "the second one" is no number
                 continue
+            counting &= role != "last"  # "the last one"
             value = _value(role, token, self.grammar)
             if tens and not 0 < value < 10:
                 found.append((tens, ranged))
@@ -228,7 +232,7 @@ class _Reader:
 
     def written(self, *names: str) -> list[str]:
         """The tokens of these classes as they stand in the text."""
-        tags = {self.grammar.classes[name] for name in names}
+        tags = {self.grammar.classes.get(name) for name in names}
         at = [self.places[self.begin + i] for i, tag in enumerate(self.tags) if tag in tags]
         return [self.text[begin:end] for begin, end in at]
 
@@ -245,6 +249,8 @@ def _value(role: str, token: str, grammar: Grammar) -> int:
 
 
 def _one_or_group(span: tuple[int, int], noun: str | None, ranges: tuple[tuple[int, int], ...]) -> Reference:
+    if not ranges:  # a form of a file may match without a number
+        return Reference(span, "vague", None, noun, 1)
     single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
     return Reference(span, "ordinal" if single else "cardinal", ranges[0][0], noun, 1, ranges)
 
@@ -254,6 +260,8 @@ def _vague(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
 
 
 def _list(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
+    if any(left and right for (_, left), (_, right) in itertools.pairwise(read.numbers())):  # "2 to the second to last"
+        return _vague(read, form, span)
     return _one_or_group(span, read.noun(), read.ranges())
 
 
@@ -268,14 +276,14 @@ def _first(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
     numbers = [n for n, _ in read.numbers()]
     if len(numbers) > 1 and numbers[0] != 1:  # "the second two"
         return _vague(read, form, span)
-    if numbers[-1] < 2:  # 前一点: the one before some place
+    if not numbers or numbers[-1] < 2:  # 前一点: the one before some place
         return _vague(read, form, span)
     return _one_or_group(span, read.noun(), ((1, numbers[-1]),))
 
 
 def _last(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
-    count = next((n for n, _ in read.numbers() if n > 0), 1)
-    if count == 1 and form.rear:
+    count = next((n for n, _ in read.numbers() if n != -1), 1)
+    if count < 1 or (count == 1 and form.rear):
         return _vague(read, form, span)
     return _one_or_group(span, read.noun(), ((-count, -1),))
 
@@ -287,21 +295,27 @@ def _all(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
     return Reference(span, "cardinal", 1, read.noun(), 1, ((1, -1),), count)
 
 
+def _named(read: _Reader, form: Form, span: tuple[int, int], labels: list[str]) -> Reference:
+    if not labels or "" in labels:
+        return _vague(read, form, span)
+    return Reference(span, "named", None, read.noun(), 1, labels=tuple(labels))
+
+
 def _label(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
-    return Reference(span, "named", None, read.noun(), 1, labels=tuple(read.written("dotted")))
+    return _named(read, form, span, read.written("dotted"))
 
 
 def _letter(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
     letters = read.written("letter", "a")
     if not all(letter.isupper() for letter in letters):  # "give the reason a name"
         return _vague(read, form, span)
-    return Reference(span, "named", None, read.noun(), 1, labels=tuple(letters))
+    return _named(read, form, span, letters)
 
 
 def _title(read: _Reader, form: Form, span: tuple[int, int]) -> Reference:
-    names = ("title", *(name for name in ("heading", "zheading") if name in read.grammar.classes))
-    titles = [title.strip('"“”「」《》') for title in read.written(*names)]
-    return Reference(span, "named", None, read.noun(), 1, labels=tuple(titles))
+    return _named(
+        read, form, span, [title.strip('"“”「」《》') for title in read.written("title", "heading", "zheading")]
+    )
 
 
 _MEANINGS = {
@@ -372,7 +386,7 @@ def _made_vague(sentence: _Sentence, first: _Found, last: _Found) -> bool:
     if after is not None and after.match(tags, last.end):
         return True
     return before is not None and any(
-        before.fullmatch(tags, begin, first.begin) for begin in range(max(0, first.begin - 2), first.begin)
+        before.fullmatch(tags, begin, first.begin) for begin in range(max(0, first.begin - LONGEST_BEFORE), first.begin)
     )
 
 

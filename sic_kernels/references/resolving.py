@@ -46,6 +46,7 @@ class Unresolved:
 
 
 Result = Resolved | list[Resolved] | Ambiguous | Unresolved
+KINDS = ("ordinal", "cardinal", "named", "vague", "too deep")
 _UNKNOWN_NOUN = Noun()
 
 
@@ -71,6 +72,7 @@ def resolve(
     """
     if not isinstance(ref, Reference):
         raise ArgumentError.of("resolve", "ref", type(ref).__name__, "Reference, of parse")
+    _check_reference(ref)
     grammar = checked_grammar("resolve", grammar)
     slots: Mapping[tuple[Any, ...], Any] | None = None
     if isinstance(outline_or_slots, Outline):
@@ -100,6 +102,45 @@ def pages(span: Span, page_size: int) -> range:
     return range(begin // size, -(-end // size) if end > begin else begin // size)
 
 
+def _check_reference(ref: Reference) -> None:
+    """Refuses what `parse` never returns: anybody can make a tuple."""
+    part: Any = ref
+    while part is not None:
+        if not isinstance(part, Reference):
+            raise ArgumentError.of("resolve", "ref", f"within={part!r}", "a Reference, of parse, or None")
+        for field, fits, expected in (
+            ("kind", part.kind in KINDS, "|".join(KINDS)),
+            ("noun", part.noun is None or isinstance(part.noun, str), "a str or None"),
+            ("total", part.total is None or type(part.total) is int, "an int or None"),
+            ("labels", _are_labels(part), "a tuple of str, at least one for kind 'named', else none"),
+            ("ranges", _are_ranges(part), "a tuple of (first, last), one of one point for kind 'ordinal'"),
+        ):
+            if not fits:
+                raise ArgumentError.of("resolve", "ref", f"{field}={getattr(part, field)!r}", expected)
+        part = part.within
+
+
+def _are_labels(ref: Reference) -> bool:
+    labels: Any = ref.labels
+    if not isinstance(labels, tuple) or not all(isinstance(label, str) and label for label in labels):
+        return False
+    return bool(labels) == (ref.kind == "named")
+
+
+def _are_ranges(ref: Reference) -> bool:
+    ranges: Any = ref.ranges
+    if not isinstance(ranges, tuple):
+        return False
+    for pair in ranges:
+        if not isinstance(pair, tuple) or len(pair) != 2 or any(type(n) is not int for n in pair):
+            return False
+        if pair[0] > pair[1] and (pair[0] > 0) == (pair[1] > 0):  # 3 to -1 is the third to the last
+            return False
+    if ref.kind == "ordinal":
+        return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+    return bool(ranges) == (ref.kind == "cardinal")
+
+
 class _Search:
     """One reference in one outline."""
 
@@ -112,8 +153,9 @@ class _Search:
         if ref.kind == "too deep":
             return Unresolved(f"too deep: nested {ref.depth} deep")
         chain = [ref]
-        while chain[0].within is not None:
-            chain.insert(0, chain[0].within)
+        while (outer := chain[-1].within) is not None:
+            chain.append(outer)
+        chain.reverse()
         scopes: list[Point | None] = [None]
         for outer in chain[:-1]:
             found = self._in_any(outer, scopes)
@@ -191,24 +233,27 @@ def _chosen(ref: Reference, listed: PointList) -> tuple[Point, ...] | None:
     """The points of a list that a reference counts; None unless it has them all."""
     if ref.total is not None and ref.total != len(listed):
         return None
-    by_ordinal = {point.ordinal: point for point in listed.points}
+    places = {point.ordinal: place for place, point in enumerate(listed.points)}
     chosen: dict[Point, None] = {}  # a set that keeps the order
     for first, last in ref.ranges:
         if ref.total is not None or (first, last) == (1, -1):
-            chosen.update(dict.fromkeys(listed.points))
-            continue
-        if last - first >= len(listed):
+            first, last = -len(listed), -1
+        found = _between(places, first, last)
+        if found is None:
             return None
-        for n in range(first, last + 1):
-            point = by_ordinal.get(n) if n > 0 else _from_end(listed, n)
-            if point is None:
-                return None
-            chosen[point] = None
+        chosen.update((listed.points[place], None) for place in found)
     return tuple(chosen)
 
 
-def _from_end(listed: PointList, n: int) -> Point | None:
-    return listed.points[n] if n < 0 and -n <= len(listed) else None
+def _between(places: dict[int, int], first: int, last: int) -> Iterable[int] | None:
+    """The places of a range of ordinals, all of them there; one that is counted from the end has any ordinals in it."""
+    if 0 < first <= last:
+        if last - first >= len(places):
+            return None
+        found = [places[n] for n in range(first, last + 1) if n in places]
+        return found if len(found) == last - first + 1 else None
+    ends = [len(places) + n if n < 0 else places.get(n, -1) if n else -1 for n in (first, last)]
+    return range(min(ends), max(ends) + 1) if min(ends) >= 0 else None
 
 
 def _is_letter(ref: Reference) -> bool:
