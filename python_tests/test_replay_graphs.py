@@ -4,6 +4,11 @@ strategies; what was launched, what a lost device and failed captures leave behi
 import dataclasses
 import functools
 import gc
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -325,6 +330,47 @@ def test_a_word_ahead_of_the_run_is_refused():
 
     with pytest.raises(replay.StaleCursor, match="12 segments done, but 3 of the run were launched"):
         p.run(**RUN, stop=forge)
+
+
+# --- the death of a process -------------------------------------------------------------------------------------------
+
+
+def filed(folder, **options):
+    """A plan whose buffers and word are in files of the folder; of a new file they are zero."""
+    pool = replay.MemoryPool(1 << 20, backing=folder / "pool")
+    if pool.blocks():
+        own = {name: pool.block(name) for name in buffers()}
+    else:
+        own = {name: pool.alloc(tuple(x.shape), x.dtype, name=name) for name, x in buffers().items()}
+        for block in own.values():
+            block.tensor.zero_()
+    return plan(buffers=own, word=replay.CursorWord(folder / "word"), timeout_ms=600_000, **options)
+
+
+def run_until_killed(folder, strategy, k):
+    """Runs in a process of its own. The results of its first run are those of another seed."""
+    native.simt_module().set_device_checks(False)
+    p, stop = filed(pathlib.Path(folder), strategy=strategy), after(k)
+    assert p.run(**{**RUN, "seed": 6}).done
+    p.run(**RUN, stop=lambda: stop() and os.kill(os.getpid(), signal.SIGKILL))
+
+
+@pytest.mark.parametrize("resumed_by", ["segments", "mask"])
+@pytest.mark.parametrize("strategy, k, done", [("segments", 2, 2), ("segments", 13, 13), ("mask", 7, 10)])
+def test_another_process_goes_on_where_one_was_killed(strategy, k, done, resumed_by, simt, kernels, tmp_path):
+    """From the word and the buffers in their files; one graph of all segments had been launched with its whole chunk."""
+    tests = os.path.dirname(__file__)
+    code = f"import sys; sys.path.insert(0, {tests!r}); import test_replay_graphs as t"
+    code += f"; t.run_until_killed({str(tmp_path)!r}, {strategy!r}, {k})"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    want, p, rest = uninterrupted(), filed(tmp_path, strategy=resumed_by), [i % LAYERS for i in range(done, TOTAL)]
+    cursor = p.cursor()
+    assert (cursor.layer, cursor.position) == (done % LAYERS, done // LAYERS * CHUNK)
+    launched, _ = launches(simt, lambda: p.resume(cursor))
+    assert launched == -(-len(rest) // LAYERS) + sum(kernels[i] + 1 for i in rest)
+    assert p.cursor() is None
+    assert_equal(results(p), want)
 
 
 # --- a lost device ----------------------------------------------------------------------------------------------------
