@@ -405,6 +405,49 @@ def test_an_engine_refuses_after_a_loss():
         p.engine.begin(p.word.read()[0])
 
 
+def test_an_error_that_others_left_is_logged(caplog):
+    """And not blamed on a segment of the run."""
+    p, other = warm(plan()), plan()
+    other.tensors["table"][0, 0] = 1 << 20
+    with pytest.raises(replay.ContextPoisoned):
+        other.run(**RUN)
+    for logged in (1, 0):
+        caplog.clear()
+        assert p.run(**RUN).done
+        said = [
+            x for x in caplog.messages if x.startswith("a CUDA call before this run had failed, and nobody had asked: ")
+        ]
+        assert len(said) == logged
+
+
+HOST_FUNCTION = """
+import threading, time
+from sic_kernels import replay
+from sic_kernels.runtime import native
+
+def host():  # gives the GIL up, and needs it again
+    running.set()
+    time.sleep(0.1)
+
+simt, word, running = native.simt_module(), replay.CursorWord(), threading.Event()
+graph = simt.Graph(lambda: simt.add_host_function(host))
+held = [simt.DeviceProgress(word.address, 0, word)]
+held[0].launched(0, 1)
+for wait in (lambda: held[0].check_alive(0), lambda: held[0].wait(0), lambda: held[0].launched(0, 2), held.clear):
+    running.clear()
+    thread = threading.Thread(target=graph.replay)
+    thread.start()
+    running.wait()
+    wait()
+    thread.join()
+"""
+
+
+def test_host_functions_of_a_graph_can_have_the_gil():
+    """While another thread waits for the device, also because it drops what is under way. A process that hangs is killed."""
+    subprocess.run([sys.executable, "-c", HOST_FUNCTION], check=True, timeout=60)
+
+
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 
