@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <memory>
+#include <string>
+#include <tuple>
 
 #include "replay/graph_plan.h"
 #include "replay/replay.h"
@@ -84,6 +86,37 @@ TEST_F(SimtReplay, AFaultIsALostContextAndSwitchesNothingForGood) {
     log_[0] = 0;
     EXPECT_THROW(graph->launch(stream_, first), replay::ContextLost);
     EXPECT_EQ(log_[0], first == 0 ? 12 : 2);
+  }
+}
+
+// Otherwise a later chunk would skip segments that its last mark calls done.
+TEST_F(SimtReplay, AGraphWhoseNodesStayOffIsRefused) {
+  // One node is switched off, the launch runs without it, and it cannot be switched on again; or two, of which the
+  // second cannot even be switched off.
+  for (const auto& [first, good, ran] : {std::tuple{1, 1, 234}, std::tuple{2, 1, 0}}) {
+    const auto graph = three_segments();
+    break_switches(cudaErrorInvalidValue, good);
+    log_[0] = 0;
+    const std::string refused = fault_of([&] { graph->launch(stream_, first); });
+    break_switches(cudaSuccess);
+    EXPECT_EQ(refused, ran ? "" : "switching off a graph node: invalid argument");
+    EXPECT_EQ(log_[0], ran);
+    for (int again : {0, 2})
+      EXPECT_EQ(fault_of([&] { graph->launch(stream_, again); }),
+                "switching on a graph node after an earlier launch: the graph may lack segments: invalid argument");
+    EXPECT_EQ(log_[0], ran);
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  }
+}
+
+TEST_F(SimtReplay, ErrorsThatLoseTheContext) {
+  for (cudaError_t error : {cudaErrorContained, cudaErrorTensorMemoryLeak, cudaErrorExternalDevice, cudaErrorUnknown,
+                            cudaErrorECCUncorrectable, cudaErrorLaunchFailure}) {
+    const auto graph = three_segments();
+    break_switches(error);
+    EXPECT_THROW(graph->launch(stream_, 1), replay::ContextLost) << error;
+    break_switches(cudaSuccess);
+    EXPECT_THROW(graph->launch(stream_, 0), replay::ContextLost) << error;
   }
 }
 
@@ -252,7 +285,9 @@ TEST_F(SimtReplay, WaitingAndALostDevice) {
   progress->wait(0), progress->wait(0);
   EXPECT_EQ(counters().synchronisations, waits + 5);
 
-  replay::forget_errors();
+  EXPECT_EQ(cudaStreamDestroy(reinterpret_cast<cudaStream_t>(this)), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(replay::forget_errors(), "invalid resource handle");
+  EXPECT_EQ(replay::forget_errors(), "");
   progress->check_alive(stream_);
   EXPECT_NE(fault_of([&] { gpu::launch(write_past, 1, 1, 0, stream_, log_.data()); }), "");
   EXPECT_THROW(progress->check_alive(stream_), replay::ContextLost);

@@ -4,6 +4,11 @@ strategies; what was launched, what a lost device and failed captures leave behi
 import dataclasses
 import functools
 import gc
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -327,6 +332,47 @@ def test_a_word_ahead_of_the_run_is_refused():
         p.run(**RUN, stop=forge)
 
 
+# --- the death of a process -------------------------------------------------------------------------------------------
+
+
+def filed(folder, **options):
+    """A plan whose buffers and word are in files of the folder; of a new file they are zero."""
+    pool = replay.MemoryPool(1 << 20, backing=folder / "pool")
+    if pool.blocks():
+        own = {name: pool.block(name) for name in buffers()}
+    else:
+        own = {name: pool.alloc(tuple(x.shape), x.dtype, name=name) for name, x in buffers().items()}
+        for block in own.values():
+            block.tensor.zero_()
+    return plan(buffers=own, word=replay.CursorWord(folder / "word"), timeout_ms=600_000, **options)
+
+
+def run_until_killed(folder, strategy, k):
+    """Runs in a process of its own. The results of its first run are those of another seed."""
+    native.simt_module().set_device_checks(False)
+    p, stop = filed(pathlib.Path(folder), strategy=strategy), after(k)
+    assert p.run(**{**RUN, "seed": 6}).done
+    p.run(**RUN, stop=lambda: stop() and os.kill(os.getpid(), signal.SIGKILL))
+
+
+@pytest.mark.parametrize("resumed_by", ["segments", "mask"])
+@pytest.mark.parametrize("strategy, k, done", [("segments", 2, 2), ("segments", 13, 13), ("mask", 7, 10)])
+def test_another_process_goes_on_where_one_was_killed(strategy, k, done, resumed_by, simt, kernels, tmp_path):
+    """From the word and the buffers in their files; one graph of all segments had been launched with its whole chunk."""
+    tests = os.path.dirname(__file__)
+    code = f"import sys; sys.path.insert(0, {tests!r}); import test_replay_graphs as t"
+    code += f"; t.run_until_killed({str(tmp_path)!r}, {strategy!r}, {k})"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    want, p, rest = uninterrupted(), filed(tmp_path, strategy=resumed_by), [i % LAYERS for i in range(done, TOTAL)]
+    cursor = p.cursor()
+    assert (cursor.layer, cursor.position) == (done % LAYERS, done // LAYERS * CHUNK)
+    launched, _ = launches(simt, lambda: p.resume(cursor))
+    assert launched == -(-len(rest) // LAYERS) + sum(kernels[i] + 1 for i in rest)
+    assert p.cursor() is None
+    assert_equal(results(p), want)
+
+
 # --- a lost device ----------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +403,49 @@ def test_an_engine_refuses_after_a_loss():
         p.run(**RUN)
     with pytest.raises(replay.ContextPoisoned, match="at token 0"):
         p.engine.begin(p.word.read()[0])
+
+
+def test_an_error_that_others_left_is_logged(caplog):
+    """And not blamed on a segment of the run."""
+    p, other = warm(plan()), plan()
+    other.tensors["table"][0, 0] = 1 << 20
+    with pytest.raises(replay.ContextPoisoned):
+        other.run(**RUN)
+    for logged in (1, 0):
+        caplog.clear()
+        assert p.run(**RUN).done
+        said = [
+            x for x in caplog.messages if x.startswith("a CUDA call before this run had failed, and nobody had asked: ")
+        ]
+        assert len(said) == logged
+
+
+HOST_FUNCTION = """
+import threading, time
+from sic_kernels import replay
+from sic_kernels.runtime import native
+
+def host():  # gives the GIL up, and needs it again
+    running.set()
+    time.sleep(0.1)
+
+simt, word, running = native.simt_module(), replay.CursorWord(), threading.Event()
+graph = simt.Graph(lambda: simt.add_host_function(host))
+held = [simt.DeviceProgress(word.address, 0, word)]
+held[0].launched(0, 1)
+for wait in (lambda: held[0].check_alive(0), lambda: held[0].wait(0), lambda: held[0].launched(0, 2), held.clear):
+    running.clear()
+    thread = threading.Thread(target=graph.replay)
+    thread.start()
+    running.wait()
+    wait()
+    thread.join()
+"""
+
+
+def test_host_functions_of_a_graph_can_have_the_gil():
+    """While another thread waits for the device, also because it drops what is under way. A process that hangs is killed."""
+    subprocess.run([sys.executable, "-c", HOST_FUNCTION], check=True, timeout=60)
 
 
 # --- captures ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 // Graphs of segments and their progress, for Python: sic_kernels/replay/graph_engine.py; under the emulator for tests
 // too.
+//
+// Whatever may wait for the device does so without the GIL: what the device waits for may be a host function that needs
+// it.
 #include <memory>
 #include <utility>
 
@@ -53,6 +56,19 @@ struct Surroundings {
 };
 #endif
 
+#if defined(SIC_SIMT)
+// Part of the graph that is being captured, which must not outlive it.
+void add_host_function(py::handle function) {
+  if (!simt_capture()) Check("add_host_function").fail("function", "no capture", "a call while a graph is captured");
+  const auto call = [](void* data) {
+    const py::gil_scoped_acquire acquire;
+    py::reinterpret_borrow<py::function>(static_cast<PyObject*>(data))();
+  };
+  const auto stream = static_cast<cudaStream_t>(simt_capture()->stream);
+  gpu::check_cuda(cudaLaunchHostFunc(stream, call, function.ptr()), "host function");
+}
+#endif
+
 class Graph {
  public:
   // functions: one for each segment, or a single one. stream: the current one, on which they will launch.
@@ -64,6 +80,7 @@ class Graph {
       function();
       capture->end_segment();
     }
+    const py::gil_scoped_release release;
     graph_ = capture->end();
   }
 
@@ -81,9 +98,16 @@ class Progress {
  public:
   // address: of a progress word in a page that `owner` keeps mapped.
   Progress(uintptr_t address, int device, py::object owner)
-      : owner_(std::move(owner)),
-        host_(reinterpret_cast<replay::Progress*>(address)),
-        shared_(replay::share_progress(host_, device)) {}
+      : owner_(std::move(owner)), host_(reinterpret_cast<replay::Progress*>(address)) {
+    const py::gil_scoped_release release;
+    shared_ = replay::share_progress(host_, device);
+  }
+  ~Progress() {  // waits for what is under way
+    const py::gil_scoped_release release;
+    shared_.reset();
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
 
   void set(py::handle place, py::handle keys, py::handle words, py::handle positions, uint64_t epoch, uint64_t seed,
            int64_t position) const {
@@ -103,7 +127,10 @@ class Progress {
     Call(in, words, a.words, py::none(), kCuda).run(replay::mark_step, a, true, [] {});
   }
 
-  void launched(uintptr_t stream, uint64_t now) { shared_->launched(stream_of(stream), now); }
+  void launched(uintptr_t stream, uint64_t now) {
+    const py::gil_scoped_release release;
+    shared_->launched(stream_of(stream), now);
+  }
   void wait(size_t most) {
     const py::gil_scoped_release release;
     shared_->wait(most);
@@ -148,6 +175,9 @@ void bind_graph(py::module_& m) {
       .def("check_alive", &Progress::check_alive)
       .def("read", &Progress::read);
   m.def("forget_errors", &replay::forget_errors);
+#if defined(SIC_SIMT)
+  m.def("add_host_function", &add_host_function);
+#endif
 }
 
 }  // namespace sic::bind

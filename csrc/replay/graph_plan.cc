@@ -9,7 +9,7 @@ namespace {
 
 std::unique_ptr<SegmentCapture> begin_capture(void*) { fail(); }
 std::unique_ptr<DeviceProgress> share_progress(Progress*, int) { fail(); }
-void forget_errors() { fail(); }
+std::string forget_errors() { fail(); }
 
 }  // namespace sic::replay
 #endif

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "core/check.h"
 #include "replay/cursor_word.h"
@@ -20,7 +21,8 @@ class ContextLost : public Error {
 class SegmentGraph {
  public:
   virtual ~SegmentGraph() = default;
-  // Runs segments `first` and later. Those before are switched off for this launch alone.
+  // Runs segments `first` and later. Those before are switched off for this launch alone; where they could not be
+  // switched on again every later launch is an Error.
   virtual void launch(void* stream, int first) = 0;
   virtual int segments() const = 0;
 };
@@ -51,7 +53,8 @@ class DeviceProgress {
 };
 // progress: in a page of host memory that stays mapped while the result lives; the device may share it with others.
 std::unique_ptr<DeviceProgress> share_progress(Progress* progress, int device);
-// Errors of calls that are over, and did no harm to the context, are no longer reported.
-void forget_errors();
+// The last error of calls that are over, and did no harm to the context, is no longer reported. Says what it was;
+// empty: there was none.
+std::string forget_errors();
 
 }  // namespace sic::replay

@@ -15,9 +15,15 @@ namespace {
 
 cudaStream_t handle(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-// After which the context cannot be used: CUDA reports these again from every call.
+// After which the context cannot be used: CUDA reports these again from every call. Of an unknown error nobody says
+// that the context is whole.
 bool is_lost(cudaError_t status) {
-  switch (status) {
+  // Without names in the headers of earlier CUDA 12, whose driver may be a later one: cudaErrorContained,
+  // cudaErrorTensorMemoryLeak.
+  constexpr int kContained = 226, kTensorMemoryLeak = 721;
+  switch (static_cast<int>(status)) {
+    case kContained:
+    case kTensorMemoryLeak:
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorIllegalAddress:
@@ -29,6 +35,8 @@ bool is_lost(cudaError_t status) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown:
       return true;
     default:
       return false;
@@ -73,6 +81,7 @@ class Graph final : public SegmentGraph {
 
   void launch(void* stream, int first) override {
     Check("SegmentGraph").value(first >= 0 && first < segments(), "first", first, "one of the segments");
+    check(stuck_, "switching on a graph node after an earlier launch: the graph may lack segments");
     const DeviceGuard guard(device_);
     const WithoutFirst without(*this, first);
 #if defined(SIC_SIMT)
@@ -90,16 +99,21 @@ class Graph final : public SegmentGraph {
   // Launches that are under way keep the nodes that they had, so all can be switched on again at once.
   class WithoutFirst {
    public:
-    WithoutFirst(const Graph& graph, int count) : graph_(graph), count_(count) {
+    WithoutFirst(Graph& graph, int count) : graph_(graph), count_(count) {
       const cudaError_t status = switch_all(0);
-      if (status != cudaSuccess) switch_all(1);
+      if (status != cudaSuccess) restore();
       check(status, "switching off a graph node");
     }
-    ~WithoutFirst() { switch_all(1); }
+    ~WithoutFirst() { restore(); }
     WithoutFirst(const WithoutFirst&) = delete;
     WithoutFirst& operator=(const WithoutFirst&) = delete;
 
    private:
+    // A launch that lacked nodes would still mark their segments as done: the graph is refused from then on.
+    void restore() {
+      graph_.stuck_ = switch_all(1);
+      if (graph_.stuck_ != cudaSuccess) forget_errors();  // the next launch reports it
+    }
     cudaError_t switch_all(unsigned on) const {
       cudaError_t first_error = cudaSuccess;
       for (int i = 0; i < count_; ++i)
@@ -109,7 +123,7 @@ class Graph final : public SegmentGraph {
         }
       return first_error;
     }
-    const Graph& graph_;
+    Graph& graph_;
     int count_;
   };
 
@@ -133,6 +147,7 @@ class Graph final : public SegmentGraph {
   cudaGraph_t graph_;
   std::vector<Nodes> segments_;
   cudaGraphExec_t executable_ = nullptr;
+  cudaError_t stuck_ = cudaSuccess;  // why nodes may still be off
 };
 
 class Capture final : public SegmentCapture {
@@ -303,6 +318,9 @@ std::unique_ptr<DeviceProgress> share_progress(Progress* progress, int device) {
   return std::make_unique<SharedProgress>(progress, device);
 }
 
-void forget_errors() { cudaGetLastError(); }
+std::string forget_errors() {
+  const cudaError_t status = cudaGetLastError();
+  return status == cudaSuccess ? "" : cudaGetErrorString(status);
+}
 
 }  // namespace sic::replay

@@ -10,6 +10,7 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorECCUncorrectable = 214,
   cudaErrorNvlinkUncorrectable = 220,
+  cudaErrorContained = 226,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchTimeout = 702,
@@ -22,10 +23,13 @@ enum cudaError_t {
   cudaErrorInvalidAddressSpace = 717,
   cudaErrorInvalidPc = 718,
   cudaErrorLaunchFailure = 719,
+  cudaErrorTensorMemoryLeak = 721,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
   cudaErrorStreamCaptureImplicit = 906,
+  cudaErrorExternalDevice = 911,
   cudaErrorInvalidClusterSize = 912,
+  cudaErrorUnknown = 999,
 };
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();  // of this thread; and forgets it

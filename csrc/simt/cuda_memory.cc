@@ -22,6 +22,8 @@ struct Registered : Block {
 auto& blocks = *new std::unordered_map<void*, Block>;
 auto& registered = *new std::unordered_map<void*, Registered>;  // the host's memory that the device knows
 std::unordered_set<cudaGraphExec_t> executables;
+cudaError_t switch_error = cudaSuccess;  // of calls after the next `good_switches`
+int good_switches = 0;
 
 constexpr unsigned char kGarbage = 0xcb;
 
@@ -87,6 +89,11 @@ cudaError_t fill(void* p, int value, size_t bytes, cudaStream_t stream) {
 }
 
 }  // namespace
+void break_switches(cudaError_t error, int after) {
+  const Lock hold;
+  switch_error = error, good_switches = after;
+}
+
 }  // namespace sic::simt
 
 using namespace sic::simt;
@@ -211,6 +218,7 @@ cudaError_t cudaGraphNodeSetEnabled(cudaGraphExec_t exec, cudaGraphNode_t node, 
   if (!executables.count(exec)) return record(cudaErrorInvalidResourceHandle);
   const int i = position(exec, node);
   if (i < 0 || node->type == cudaGraphNodeTypeHost) return record(cudaErrorInvalidValue);
+  if (switch_error != cudaSuccess && good_switches-- <= 0) return record(switch_error);
   exec->enabled[static_cast<size_t>(i)] = enabled != 0;
   return cudaSuccess;
 }

@@ -116,6 +116,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "uncorrectable ECC error encountered";
     case cudaErrorNvlinkUncorrectable:
       return "uncorrectable NVLink error detected during the execution";
+    case cudaErrorContained:
+      return "an exception occurred on the device that is now contained";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
     case cudaErrorIllegalAddress:
@@ -140,14 +142,20 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid program counter";
     case cudaErrorLaunchFailure:
       return "unspecified launch failure";
+    case cudaErrorTensorMemoryLeak:
+      return "tensor memory was not freed when a kernel ended";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:
       return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureImplicit:
       return "operation would make the legacy stream depend on a capturing blocking stream";
+    case cudaErrorExternalDevice:
+      return "an error of a device outside of CUDA";
     case cudaErrorInvalidClusterSize:
       return "invalid cluster size";
+    case cudaErrorUnknown:
+      return "unknown error";
   }
   return "unrecognized error code";
 }

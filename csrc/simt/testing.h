@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "simt/cuda_api.h"
 #include "simt/memory.h"
 
 namespace sic::simt {
@@ -18,6 +19,9 @@ void set_schedule(Schedule schedule, uint32_t seed = 1);
 void set_multiprocessors(int count);
 void set_shared_memory(int bytes);  // dynamic shared memory that a block may have
 void set_clusters(bool on);         // whether it launches clusters of blocks
+
+// Every cudaGraphNodeSetEnabled after so many more fails with this error; cudaSuccess: none does.
+void break_switches(cudaError_t error, int after = 0);
 
 // Since the process started.
 struct Counters {

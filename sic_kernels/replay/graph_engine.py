@@ -18,6 +18,7 @@ import torch
 
 from ..runtime import backends, native
 from ..runtime.errors import ArgumentError, BackendError
+from ..runtime.log import get_logger
 from .cursor_word import CursorWord, RunRecord
 from .engine import segments_done
 from .errors import ContextPoisoned, PlanError, StaleCursor
@@ -25,6 +26,8 @@ from .random import uniform
 from .segments import Segment, Step
 
 Tensor = torch.Tensor
+
+_log = get_logger("replay")
 
 AHEAD = 2  # launches that may be under way: the device never waits for the host, and a stop not for many segments
 KEPT = 8  # sizes of chunks whose graphs are kept, the most recently used
@@ -107,7 +110,10 @@ class Device:
 
     def begin(self) -> None:
         """The run belongs to the stream that is torch's current one now. What an earlier call left under way is done first."""
-        self.native.forget_errors()
+        # CUDA keeps the error of a launch until somebody asks, and the first segment that asks would be blamed.
+        left = self.native.forget_errors()
+        if left:
+            _log.warning("a CUDA call before this run had failed, and nobody had asked: %s", left)
         self.progress.wait(0)
         if self.backend == "cuda":
             self.stream = torch.cuda.current_stream(self.place).cuda_stream
