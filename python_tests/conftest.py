@@ -121,3 +121,13 @@ def model(one_thread):
     from sic_kernels.integrations.transformers import enable
 
     return enable(random_llama())
+
+
+@pytest.fixture
+def want():
+    """What an uninterrupted run of the small plan of the replay tests leaves behind."""
+    import replay_helpers
+
+    p = replay_helpers.plan()
+    assert p.run(replay_helpers.inputs(), **replay_helpers.RUN).done
+    return replay_helpers.state(p)

@@ -1,9 +1,12 @@
 """A small model in segments, and pools that remember as a mapped file does."""
 
+import dataclasses
+
 import torch
 
 from sic_kernels import replay
-from sic_kernels.replay import Rows, Segment
+from sic_kernels.replay import Rows, Segment, faults
+from sic_kernels.testing import assert_same_bits
 
 D, TOKENS, CHUNK, LAYERS = 8, 16, 4, 3
 FINGERPRINT = replay.Fingerprint("tiny", "r1", "float32", "none", 512, "0123456789abcdef")
@@ -66,3 +69,32 @@ TOTAL = (TOKENS // CHUNK) * (LAYERS + 2)
 def state(p):
     """All that a run leaves behind."""
     return {name: x.clone() for name, x in p.tensors.items()}
+
+
+def assert_state(p, want):
+    for name, x in state(p).items():
+        assert_same_bits(x, want[name], name)
+
+
+def nothing(step):
+    pass
+
+
+def failing(error, times):
+    """The second segment raises on its second chunk, so often."""
+    parts, left = segments(), [times]
+    fn = parts[1].fn
+
+    def fails(step):
+        if step.position == CHUNK and left[0]:
+            left[0] -= 1
+            raise error
+        fn(step)
+
+    return [parts[0], dataclasses.replace(parts[1], fn=fails), *parts[2:]]
+
+
+def interrupted(index=7, **options):
+    p = plan(**options)
+    with faults.stop_at(p, index):
+        return p, p.run(inputs(), **RUN).cursor

@@ -92,6 +92,7 @@ def test_a_deadline_in_generate(model):
     r.prefill(IDS)
     assert r.generate(5, deadline_ms=0) != []
     assert r.cursor() is not None
+    assert r.resume(r.cursor()).done
     with faults.stop_at(r.plan, 2), pytest.raises(faults.Injected):
         r.generate(2)
 

@@ -15,9 +15,13 @@ from replay_helpers import (
     RUN,
     TOKENS,
     TOTAL,
+    assert_state,
     buffers,
+    failing,
     inputs,
+    interrupted,
     layer,
+    nothing,
     plan,
     segments,
     state,
@@ -30,18 +34,6 @@ from sic_kernels.replay.cursor import Cursor
 from sic_kernels.runtime import metrics, trace
 from sic_kernels.runtime.errors import ArgumentError, SicError
 from sic_kernels.testing import assert_same_bits
-
-
-@pytest.fixture
-def want():
-    p = plan()
-    assert p.run(inputs(), **RUN).done
-    return state(p)
-
-
-def assert_state(p, want):
-    for name, x in state(p).items():
-        assert_same_bits(x, want[name], name)
 
 
 def test_runs_all_segments_in_order():
@@ -86,81 +78,7 @@ def test_six_thousand_interruptions():
     assert report.runs == 6000 < report.interruptions
 
 
-def test_the_campaign_notices_a_segment_that_cannot_be_repeated():
-    p = plan(segments=[*segments()[:-1], broken("accumulates")])
-    assert faults.campaign(p, inputs(), count=40, seed=1, **RUN).failures
-
-
-def broken(how):
-    """A head that is wrong in one way."""
-    w = weights()[-1]
-    calls = [0]
-
-    def fn(step):
-        x = step[f"h{LAYERS % 2}"][: step.count] @ w
-        calls[0] += 1
-        if how == "accumulates":
-            step["logits"][step.position : step.end] += x
-        elif how == "counter":
-            at = (calls[0] - 1) * step.count % TOKENS
-            step["logits"][at : at + step.count] = x
-        elif how == "global_rng":
-            step["logits"][step.position : step.end] = x + torch.rand_like(x)
-        elif how == "changes_input":
-            step[f"h{LAYERS % 2}"].mul_(2)
-            step["logits"][step.position : step.end] = x
-        elif how == "undeclared_write":
-            step["kv0"][0, 0, 0] = 1
-            step["logits"][step.position : step.end] = x
-        elif how == "undeclared_read":
-            step["logits"][step.position : step.end] = x + step["kv0"][0, :1]
-        elif how == "partial":
-            step["logits"][step.position : step.end - 1] = x[:-1]
-        elif how == "beyond":
-            step["logits"][step.position : step.end] = x
-            step["logits"][step.end :] = 1
-        elif how == "call_count":
-            step["logits"][step.position : step.end] = x + calls[0]
-
-    return Segment("head", fn, reads=[f"h{LAYERS % 2}"], rows=[replay.Rows("logits")])
-
-
-def test_verify_finds_nothing_wrong():
-    p = plan()
-    before = state(p)
-    assert p.verify(inputs(), begin=4, end=8) == []
-    assert_state(p, before)
-
-
-@pytest.mark.parametrize(
-    ("how", "hazard"),
-    [("accumulates", "reads_output"), ("counter", "outside_position"), ("global_rng", "global_rng"),
-     ("changes_input", "changes_input"), ("undeclared_write", "undeclared_write"), ("undeclared_read", "undeclared_read"),
-     ("partial", "reads_output"),
-     ("beyond", "outside_position"), ("call_count", "nondeterministic")],
-)  # fmt: skip
-def test_verify_finds(how, hazard):
-    p = plan(segments=[*segments()[:-1], broken(how)])
-    found = p.verify(inputs(), begin=4, end=8)
-    assert {e.segment for e in found} == {"head"}
-    assert hazard in [e.hazard for e in found], [str(e) for e in found]
-
-
-def test_verify_says_what_raises():
-    def fails(step):
-        raise ValueError("no")
-
-    p = plan(
-        segments=[*segments()[:-1], Segment("head", fails, reads=[f"h{LAYERS % 2}"], rows=[replay.Rows("logits")])]
-    )
-    assert [(e.segment, e.hazard) for e in p.verify(inputs(), end=4)] == [("head", "raises")]
-
-
 # --- what capture refuses ---------------------------------------------------------------------------------------------
-
-
-def nothing(step):
-    pass
 
 
 @pytest.mark.parametrize(
@@ -262,20 +180,6 @@ def test_an_event_stops(want):
     assert_state(p, want)
 
 
-def failing(error, times):
-    """The second segment raises on its second chunk, so often."""
-    parts, left = segments(), [times]
-    fn = parts[1].fn
-
-    def fails(step):
-        if step.position == CHUNK and left[0]:
-            left[0] -= 1
-            raise error
-        fn(step)
-
-    return [parts[0], dataclasses.replace(parts[1], fn=fails), *parts[2:]]
-
-
 def test_retries(want):
     p = plan(segments=failing(OSError, 2))
     assert p.run(inputs(), retries=2, **RUN).done
@@ -307,12 +211,6 @@ def test_a_last_chunk_that_is_shorter():
 
 
 # --- what resume refuses ----------------------------------------------------------------------------------------------
-
-
-def interrupted(index=7, **options):
-    p = plan(**options)
-    with faults.stop_at(p, index):
-        return p, p.run(inputs(), **RUN).cursor
 
 
 def refused(p, cursor, error, text=""):
@@ -496,167 +394,6 @@ def test_the_campaign_with_a_pool_in_use():
     report = faults.campaign(plan(buffers=blocks), inputs(), count=100, seed=3, end=CHUNK, pool=pool)
     assert report.failures == []
     assert pool.stats().blocks == before.blocks
-
-
-# --- what would go wrong in silence -----------------------------------------------------------------------------------
-
-
-def test_a_new_run_ends_the_last_one_before_its_inputs_are_there():
-    """Killed between the two, the old cursor must not go on over new inputs."""
-    p, cursor = interrupted()
-
-    def killed(record):
-        raise KeyboardInterrupt
-
-    begin, p.word.begin = p.word.begin, killed
-    with pytest.raises(KeyboardInterrupt):
-        p.run({"tokens": inputs()["tokens"] + 1}, **RUN)
-    p.word.begin = begin
-    assert p.cursor() is None
-    assert p.length == 0
-    with pytest.raises(StaleCursor, match="gone on"):
-        p.resume(cursor)
-
-
-def test_rows_before_the_first_token_must_be_there():
-    p = plan()
-    with pytest.raises(ArgumentError, match="begin: got 4, expected at most 0"):
-        p.run(inputs(), begin=4, end=8)
-    assert p.run(inputs(), begin=4, end=8, rows_given=True).done
-    p.run(inputs(), end=8, chunk=CHUNK)
-    assert p.length == 8
-    assert p.run(inputs(), begin=8, end=12).done
-    with faults.stop_at(p, 1):
-        p.run(inputs(), begin=12, end=16)
-    assert p.length == 12
-    assert p.run(inputs(), begin=4, end=8).done
-    assert p.length == 8
-
-
-def test_rows_of_another_model_do_not_count(tmp_path):
-    held = buffers()
-    p = plan(word=CursorWord(tmp_path / "word"), buffers=held)
-    p.run(inputs(), end=8, chunk=CHUNK)
-    with faults.stop_at(p, 1):
-        cursor = p.run(inputs(), begin=8, end=12).cursor
-    p.word.close()
-    fingerprint = dataclasses.replace(FINGERPRINT, model="another")
-    other = plan(word=CursorWord(tmp_path / "word"), buffers=held, fingerprint=fingerprint)
-    assert other.length == 0
-    for on_mismatch in ("raise", "recompute"):  # token 8 alone would stand on rows of the first model
-        with pytest.raises(replay.FingerprintMismatch):
-            other.resume(cursor, on_mismatch=on_mismatch)
-
-
-def test_a_fallback_that_is_interrupted_stays_one():
-    clock = faults.Clock()
-    p, cursor = interrupted(word=CursorWord(clock=clock))
-    clock.advance(9000)
-    with faults.stop_at(p, 3):
-        stopped = p.resume(cursor, on_mismatch="recompute")
-    assert (stopped.status, stopped.reason) == ("fallback", "exception")
-    result = p.resume(stopped.cursor)
-    assert (result.status, result.reasons) == ("fallback", stopped.reasons)
-
-
-def test_a_word_is_one_plans():
-    p = plan()
-    with pytest.raises(ArgumentError, match="word: got one that another plan marks"):
-        plan(word=p.word)
-
-
-def test_a_damaged_word_is_no_dead_end(want):
-    p, cursor = interrupted()
-    faults.tear(p, cursor, dataclasses.replace(cursor, position=cursor.position + CHUNK, layer=0), low=2)
-    assert p.length == 0
-    result = p.run(inputs(), **RUN)
-    assert (result.done, result.epoch) == (True, 2)
-    assert_state(p, want)
-
-
-def test_a_forked_child_is_another_process():
-    p, cursor = interrupted()
-    child = os.fork()
-    if child == 0:
-        again = plan()
-        status = 0 if again.word.read() is None and again.length == 0 else 1
-        p.word.close()
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert p.resume(cursor).done
-
-
-def test_a_childs_close_keeps_the_lock(tmp_path):
-    word = CursorWord(tmp_path / "word")
-    child = os.fork()
-    if child == 0:
-        word.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    with pytest.raises(SicError, match="in use"):
-        CursorWord(tmp_path / "word")
-    del word
-    CursorWord(tmp_path / "word").close()
-
-
-def test_retries_end_with_the_deadline():
-    p = plan(segments=failing(OSError, 1 << 30))
-    stopped = p.run(inputs(), retries=1 << 30, deadline_ms=20, **RUN)
-    assert (stopped.reason, len(stopped.executed)) == ("exception", 6)
-
-
-def test_buffers_cannot_be_exchanged():
-    p = plan()
-    with pytest.raises(TypeError):
-        p.tensors["h0"] = torch.zeros(CHUNK, 8)
-
-
-def test_declarations_from_iterators_are_kept():
-    segment = Segment("a", nothing, reads=iter(["x"]), writes=map(str, ["y"]), rows=(replay.Rows(n) for n in "z"))
-    assert segment.names == ("x", "y", "z")
-
-
-POISONED = [
-    ("adds to a flag", "reads_output", torch.bool, lambda step: step["o"].logical_and_(step["x"])),
-    ("a hidden flag", "undeclared_read", torch.bool, lambda step: step["o"].copy_(step["x"] & step["hidden"])),
-    ("sets a flag", "undeclared_write", torch.bool, lambda step: (step["o"].copy_(step["x"]), step["hidden"].fill_(True))),
-    ("writes nothing", "not_written", torch.bool, lambda step: None),
-    ("a maximum", "reads_output", torch.float32, lambda step: step["o"].copy_(torch.fmax(step["o"], step["x"].abs()))),
-    ("a gate", "undeclared_read", torch.float32,
-     lambda step: step["o"].copy_(torch.where(step["hidden"] > 0.5, step["x"], -step["x"]))),
-    ("without NaN", "undeclared_read", torch.float32, lambda step: step["o"].copy_(step["x"] + step["hidden"].nan_to_num())),
-    ("odd or even", "undeclared_read", torch.int64, lambda step: step["o"].copy_(step["x"] + step["hidden"] % 2)),
-    ("an index", "undeclared_read", torch.int64, lambda step: step["o"].copy_(step["x"][step["hidden"]])),
-    ("-1", "undeclared_write", torch.uint8, lambda step: (step["o"].copy_(step["x"]), step["hidden"].fill_(255))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("hazard", "dtype", "fn"), [row[1:] for row in POISONED], ids=[row[0] for row in POISONED])
-def test_verify_on_types_that_hide_a_poison(hazard, dtype, fn):
-    held = {name: torch.zeros(4, dtype=dtype) for name in ("x", "o", "hidden")}
-    p = plan(segments=[Segment("s", fn, reads=["x"], writes=["o"])], buffers=held, inputs=["x"], outputs=["o"])
-    found = p.verify({"x": torch.tensor([1, 0, 1, 1]).to(dtype)}, end=1)
-    assert hazard in [e.hazard for e in found], [str(e) for e in found]
-
-
-def test_verify_on_a_single_number():
-    held = {"x": torch.tensor(2.0), "o": torch.tensor(0.0)}
-    parts = [Segment("s", lambda step: step["o"].copy_(step["x"] * 2), reads=["x"], writes=["o"])]
-    assert plan(segments=parts, buffers=held, inputs=["x"], outputs=["o"]).verify(end=1) == []
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        torch.zeros(4).requires_grad_(),
-        torch.zeros(1).expand(4),
-        torch.zeros(4, device="meta"),
-        torch.zeros(4).to_sparse(),
-    ],
-)
-def test_buffers_that_cannot_be_written(wrong):
-    with pytest.raises(ArgumentError, match=r"buffers\['h0'\]: got"):
-        plan(buffers={**buffers(), "h0": wrong})
 
 
 # --- around it --------------------------------------------------------------------------------------------------------

@@ -148,9 +148,7 @@ class _Speculation:
         while True:
             digest = digest_after(digest, tokens[-1:])
             h = row.run(row.embed(tokens[-1:]), self.early, len(row.tokens) + len(tokens) - 1)
-            slot = row.store.put(row.fingerprint, digest, len(self.early), h)
-            row.store.pin(slot)
-            slots.append(slot)
+            slots.append(row.store.put(row.fingerprint, digest, len(self.early), h, pin=True))
             if len(slots) > most:
                 return tokens
             stats = head.logits_stats(row.head(h), k=1)
