@@ -116,7 +116,7 @@ def bench_kill_nine(benchmark, fact):
         model().save(folder)  # a GGUF file takes the new processes many times as long to load
         found = _kill.kill(Job("", TOKENS, CHUNK, KILLED_AT, model=folder), lm=model())
     assert found.executed == TOKENS // CHUNK * SEGMENTS - KILLED_AT
-    whole = runner()
+    whole = runner(TOKENS + 8)
     whole.prefill(prompt(TOKENS))
     assert whole.generate(8) == found.answer
     benchmark.pedantic(lambda: None, rounds=1)

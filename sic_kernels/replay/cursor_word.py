@@ -97,6 +97,7 @@ class CursorWord:
             raise ArgumentError.of(op, "clock", repr(now), "a function that returns nanoseconds, an int")
         self._file: int | None = None
         self._view: Any = None
+        self._known: tuple[bytes, RunRecord | None] | None = None
         self._owner, self.clock = os.getpid(), clock
         self.holder: weakref.ref[Any] | None = None  # the plan that marks here
         try:
@@ -180,7 +181,10 @@ class CursorWord:
 
     def _record(self, epoch: int) -> RunRecord | None:
         place = self._place(epoch)
-        return RunRecord.from_bytes(self._memory[place : place + _RECORD_BYTES])
+        data = self._memory[place : place + _RECORD_BYTES]
+        if self._known is None or self._known[0] != data:  # reading it takes longer than comparing it
+            self._known = data, RunRecord.from_bytes(data)
+        return self._known[1]
 
     def _check_open(self) -> None:
         if self._view is None:

@@ -230,7 +230,7 @@ class ReplayPlan:
             return 0
         if last is None or last[0].plan != self.digest or last[0].boot != boot_id():
             return 0
-        same = not last[0].fingerprint.diff(self.fingerprint)
+        same = last[0].fingerprint == self.fingerprint
         return last[1].position if same and (last[0].process == process_id() or not self._mortal()) else 0
 
     def cursor(self) -> Cursor | None:
@@ -354,7 +354,8 @@ class ReplayPlan:
         if cursor.rng != record.seed:
             raise StaleCursor(f"cursor: seed {cursor.rng}, the run has {record.seed}")
         self._check_place(record, cursor)
-        for field, (saved, live) in record.fingerprint.diff(self.fingerprint).items():
+        if record.fingerprint != self.fingerprint:
+            field, (saved, live) = next(iter(record.fingerprint.diff(self.fingerprint).items()))
             raise FingerprintMismatch(field, saved, live)
         if cursor.fingerprint != self.fingerprint.digest:
             raise FingerprintMismatch("digest", cursor.fingerprint.hex(), self.fingerprint.digest.hex())

@@ -81,7 +81,7 @@ class Block:
     @property
     def alive(self) -> bool:
         """Whether it is still this block: not freed, and the pool not closed."""
-        return self._pool.alive(self.offset, self.generation)
+        return self._pool._native.is_alive(self.offset, self.generation)
 
 
 @dataclasses.dataclass(frozen=True)

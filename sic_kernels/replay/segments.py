@@ -135,8 +135,10 @@ class Buffer:
 
     def check(self) -> None:
         """`StaleCursor` if it is not what it was: freed, used again for something else, moved, of another shape."""
-        if self.block and not self.source.alive:
-            raise StaleCursor(f"buffer {self.name!r}: its block was freed, or its pool was closed")
+        if self.block:  # what is alive has not moved
+            if not self.source.alive:
+                raise StaleCursor(f"buffer {self.name!r}: its block was freed, or its pool was closed")
+            return
         live = self._identity()
         if live != self.identity:
             raise StaleCursor(f"buffer {self.name!r}: is {live}, was {self.identity} when the plan was made")
