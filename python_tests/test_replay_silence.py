@@ -81,10 +81,14 @@ def test_a_fallback_that_is_interrupted_stays_one():
     assert (result.status, result.reasons) == ("fallback", stopped.reasons)
 
 
-def test_a_word_is_one_plans():
-    p = plan()
-    with pytest.raises(ArgumentError, match="word: got one that another plan marks"):
+def test_a_word_is_for_one_set_of_buffers():
+    held = buffers()
+    p = plan(buffers=held)
+    with pytest.raises(ArgumentError, match="word: got one that a plan of other buffers marks"):
         plan(word=p.word)
+    with faults.stop_at(p, 3):
+        cursor = p.run(inputs(), **RUN).cursor
+    assert plan(word=p.word, buffers=held).resume(cursor).done
 
 
 def test_a_damaged_word_is_no_dead_end(want):

@@ -37,7 +37,8 @@ def check_passed(process, least):
     """It ends well, and at least so many tests ran, so that none is lost in silence."""
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert int(re.search(r"(\d+) passed", output)[1]) >= least, output
+    share = int(os.environ.get("TRITON_SHARE", "1"))
+    assert int(re.search(r"(\d+) passed", output)[1]) >= least // share, output
 
 
 def compiled(family, tmp_path):

@@ -102,15 +102,21 @@ class ReplayPlan:
         limit = integer(op, "timeout_ms", default if timeout_ms is None else timeout_ms, 1, "1 to 2^31 - 1")
         word = CursorWord() if word is None else word
         instance(op, "word", word, CursorWord)
-        if word.holder is not None and word.holder() is not None:
-            raise ArgumentError.of(op, "word", "one that another plan marks", "a word of its own")
+        holder = None if word.holder is None else word.holder()
         plan = cls(segments, buffers, fingerprint, inputs, outputs, backend, word, limit)
+        if holder is not None and holder.identities != plan.identities:
+            raise ArgumentError.of(op, "word", "one that a plan of other buffers marks", "a word of its own")
         word.holder = weakref.ref(plan)
         if backend != "cpu":
             from .graph_engine import GraphEngine
 
             plan.engine = GraphEngine(plan.segments, plan.tensors, word, backend, strategy)
         return plan
+
+    @property
+    def identities(self) -> dict[str, Any]:
+        """What each buffer is, by name."""
+        return {name: buffer.identity for name, buffer in self.buffers.items()}
 
     def _check_ends(self) -> None:
         """Inputs and outputs are buffers, and nobody writes an input."""
