@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 
 import pytest
 import torch
+from smollm2 import model
 
 from sic_kernels import head
 from sic_kernels.head import benches
@@ -24,15 +24,6 @@ def bench_op(name, shape, inputs, run):
 
 PROMPT, STEPS, BLOCK = 200, 12, 10
 STOPS = ["\n\nUser:", "<|endoftext|>", "###", "In conclusion", "\n\n\n"]
-
-
-@functools.cache
-def model():
-    models = pytest.importorskip("sic_kernels.models")
-    try:
-        return models.load()
-    except models.MissingExtra as error:
-        pytest.skip(str(error))
 
 
 class Decoding:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import statistics
 import tempfile
 import time
 
-import pytest
 import torch
+from smollm2 import model, prompt
 
 from sic_kernels import replay
 from sic_kernels.cli import _kill
@@ -20,21 +19,6 @@ from sic_kernels.replay.cursor_word import RunRecord
 TOKENS, CHUNK = 4096, 512
 SEGMENTS = 32  # of SmolLM2: embedding, 30 layers, head
 KILLED_AT = 4 * SEGMENTS + 16  # the middle of the prefill
-
-
-@functools.cache
-def model():
-    models = pytest.importorskip("sic_kernels.models")
-    try:
-        return models.load()
-    except models.MissingExtra as error:
-        pytest.skip(str(error))
-
-
-def prompt(count):
-    from sic_kernels import models
-
-    return model().tokens(models.text("hamlet"), count)[0]
 
 
 def runner(capacity=TOKENS):

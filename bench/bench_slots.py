@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from bench_replay import model, prompt
+from smollm2 import model, prompt
 
 from sic_kernels import replay
 from sic_kernels.cli._answers import prompt_ids

@@ -131,3 +131,14 @@ def want():
     p = replay_helpers.plan()
     assert p.run(replay_helpers.inputs(), **replay_helpers.RUN).done
     return replay_helpers.state(p)
+
+
+@pytest.fixture
+def from_zero(caplog):
+    """Metrics that count from 0, and every message of the library."""
+    from sic_kernels.runtime import metrics
+
+    metrics.reset()
+    caplog.set_level("INFO", logger="sic_kernels")
+    yield
+    metrics.reset()

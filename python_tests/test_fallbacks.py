@@ -21,15 +21,7 @@ from transformers.cache_utils import DynamicCache  # noqa: E402
 from sic_kernels.integrations.delta import DeltaCache  # noqa: E402
 from sic_kernels.integrations.transformers import SlicedCache  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def from_zero(caplog):
-    sic.metrics.reset()
-    caplog.set_level(logging.INFO, logger="sic_kernels")
-    yield
-    sic.metrics.reset()
+pytestmark = pytest.mark.usefixtures("one_thread", "from_zero")
 
 
 @pytest.fixture

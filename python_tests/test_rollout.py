@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import threading
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import pytest
 import sic_kernels as sic
 from sic_kernels.runtime import config
 from sic_kernels.runtime import rollout as module
+
+pytestmark = pytest.mark.usefixtures("from_zero")
 
 Rollout, Thresholds = sic.rollout.Rollout, sic.rollout.Thresholds
 HOUR = 3600.0
@@ -23,14 +24,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-@pytest.fixture(autouse=True)
-def from_zero(caplog):
-    sic.metrics.reset()
-    caplog.set_level(logging.INFO, logger="sic_kernels")
-    yield
-    sic.metrics.reset()
 
 
 @pytest.fixture

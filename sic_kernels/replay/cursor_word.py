@@ -63,6 +63,15 @@ class RunRecord:
     boot: int = dataclasses.field(default_factory=boot_id)
     anew: bool = False
 
+    def index(self, layer: int, position: int, layers: int) -> int:
+        """The number of a segment over the whole run of a plan of `layers` segments; of (0, end): how many there are."""
+        return -(-(position - self.begin) // self.chunk) * layers + layer
+
+    def place(self, index: int, layers: int) -> tuple[int, int]:
+        """(layer, position) of the segment of that number."""
+        chunk, layer = divmod(index, layers)
+        return layer, self.begin + chunk * self.chunk
+
     def to_bytes(self) -> bytes:
         text = self.fingerprint.to_json().encode()
         numbers = (self.epoch, self.begin, self.end, self.chunk, self.seed, self.plan, self.process, self.boot)

@@ -54,4 +54,4 @@ def segments_done(record: RunRecord, word: CursorWord, layers: int) -> int:
     if found is None or found[0].epoch != record.epoch:
         raise StaleCursor(f"progress word: run {record.epoch} was going on, and the word is of another")
     cursor = found[1]
-    return -(-(cursor.position - record.begin) // record.chunk) * layers + cursor.layer
+    return record.index(cursor.layer, cursor.position, layers)

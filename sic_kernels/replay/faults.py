@@ -71,7 +71,7 @@ class _Faulty:
         self.engine.begin(record)
 
     def run(self, layer: int, position: int) -> None:
-        index = (position - self.record.begin) // self.record.chunk * len(self.plan.segments) + layer
+        index = self.record.index(layer, position, len(self.plan.segments))
         if index != self.point.index:
             return self.engine.run(layer, position)
         moment = self.point.moment

@@ -224,7 +224,7 @@ class GraphEngine:
         self._launched = 0
 
     def run(self, layer: int, position: int) -> None:
-        first = (position - self.record.begin) // self.record.chunk * len(self.segments)
+        first = self.record.index(0, position, len(self.segments))
         if first + layer < self._covered:
             return
         until = self._watched(self._launch, layer, position)

@@ -388,7 +388,7 @@ class ReplayPlan:
         return next((name for name in names if not self.buffers[name].survives), None)
 
     def _total(self, record: RunRecord) -> int:
-        return -(-(record.end - record.begin) // record.chunk) * len(self.segments)
+        return record.index(0, record.end, len(self.segments))
 
     def _check_place(self, record: RunRecord, cursor: Cursor) -> None:
         """The cursor names a segment of the run, and the run has not gone on since."""
@@ -406,7 +406,7 @@ class ReplayPlan:
 
     def _index(self, record: RunRecord, cursor: Cursor) -> int:
         """The number of the segment, over the whole run, that the cursor names."""
-        return (cursor.position - record.begin) // record.chunk * len(self.segments) + cursor.layer
+        return record.index(cursor.layer, cursor.position, len(self.segments))
 
     def _go(self, record: RunRecord, first: int, kind: str, limits: _Limits) -> Result | Interrupted:
         """Segments `first` and later of the run."""
@@ -417,8 +417,7 @@ class ReplayPlan:
         try:
             try:
                 while at < total and not error and not (reason := over()):
-                    chunk, layer = divmod(at, layers)
-                    error = self._attempt(layer, record.begin + chunk * record.chunk, limits.retries, over)
+                    error = self._attempt(*record.place(at, layers), limits.retries, over)
                     at += error is None
             finally:  # what is under way comes to its end, also before an interrupt passes through
                 done = self.engine.settle(at)
@@ -436,7 +435,7 @@ class ReplayPlan:
         executed, seconds = Progress(self.names, record.begin, record.chunk, first, at), (self.clock() - began) / 1e9
         reasons = (self._anew.get(record.epoch, "computed anew"),) if record.anew else ()
         status, done = "fallback" if reasons else "active", at == total and error is None
-        position = record.begin + min(at, total - 1) // len(self.segments) * record.chunk
+        _, position = record.place(min(at, total - 1), len(self.segments))
         why: dict[str, Any] = {"reasons": list(reasons)} if reasons else {}
         trace.record(
             kind, segments=total, first=first, stop=at, position=position, epoch=record.epoch, why=reason or "end",
@@ -462,8 +461,7 @@ class ReplayPlan:
         return last
 
     def _cursor_at(self, record: RunRecord, at: int) -> Cursor:
-        chunk, layer = divmod(at, len(self.segments))
-        position, digest = record.begin + chunk * record.chunk, record.fingerprint.digest
+        (layer, position), digest = record.place(at, len(self.segments)), record.fingerprint.digest
         return Cursor(layer, position, record.epoch, digest, record.seed, self.clock(), record.plan, record.boot)
 
 
