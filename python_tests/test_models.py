@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import pytest
@@ -79,3 +80,18 @@ def test_needles_are_reproducible_and_spread():
     assert all(case.answer in case.fact and case.answer not in case.question for case in cases)
     with pytest.raises(ArgumentError, match="needle_cases: count"):
         models.needle_cases(13)
+
+
+def test_a_gguf_file_is_read_once(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reader = gguf.GGUFReader
+    with contextlib.suppress(KeyError), language_model._read_once():
+        assert gguf.GGUFReader(tmp_path / "a.gguf") is gguf.GGUFReader(tmp_path / "a.gguf")
+        raise KeyError
+    assert gguf.GGUFReader is reader
+    assert reader(tmp_path / "a.gguf") is not reader(tmp_path / "a.gguf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -89,8 +90,8 @@ def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    tokenizer = load_tokenizer(source)
-    with _quiet_transformers():
+    with _read_once() if gguf else contextlib.nullcontext(), _quiet_transformers():
+        tokenizer = load_tokenizer(source)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     file = None if gguf is None else Path(folder, gguf)
     return LanguageModel(model.eval(), tokenizer, file.stem if file else Path(folder).name, file)
@@ -134,6 +135,23 @@ def _locate(source: str | os.PathLike[str] | None) -> tuple[str, str | None]:
             "load", "source", f"{len(files)} .gguf files in {str(path)!r}", "config.json or one .gguf file"
         )
     return str(path), files[0].name
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers reads a GGUF file's 400 000 fields for the configuration, the tokenizer and the model, and makes the table of
+    names again for every weight: two thirds of the time that it takes to load a small model."""
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    originals = {name: getattr(gguf, name) for name in names}
+    for name, original in originals.items():
+        setattr(gguf, name, functools.cache(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(gguf, name, original)
 
 
 @contextlib.contextmanager
