@@ -111,6 +111,8 @@ def test_two_names_of_one_memory_are_in_place():
         ({"segments": [Segment("a", nothing, reads=["none"])]}, "buffers: got none for 'none'"),
         ({"segments": [Segment("a", nothing), Segment("a", nothing)]}, "two of the name 'a'"),
         ({"inputs": ["h0"]}, "inputs: got 'h0'"),
+        ({"inputs": "tokens"}, "inputs: got 'tokens'"),
+        ({"inputs": [3]}, "inputs: got [3]"),
         ({"outputs": ["none"]}, "outputs: got 'none'"),
         ({"fingerprint": b"x"}, "fingerprint: got bytes"),
         ({"backend": "tpu"}, "backend: got 'tpu'"),
@@ -321,7 +323,7 @@ def test_strict_makes_a_fallback_an_error(monkeypatch):
 def test_buffers_of_a_dead_process(tmp_path, monkeypatch):
     p, _ = interrupted(word=CursorWord(tmp_path / "word"))
     p.word.close()
-    monkeypatch.setattr("sic_kernels.replay.plan.process_id", lambda: 1)
+    monkeypatch.setattr("sic_kernels.replay.checks.process_id", lambda: 1)
     again = plan(word=CursorWord(tmp_path / "word"))
     for on_mismatch in ("raise", "recompute"):
         with pytest.raises(StaleCursor, match="died with its process"):
