@@ -17,9 +17,9 @@ from replay_helpers import FINGERPRINT, state
 
 from sic_kernels import ArgumentError, BackendError, SicError, replay, slicing
 from sic_kernels.replay import Rows, Segment
-from sic_kernels.replay.faults import Clock, campaign
+from sic_kernels.replay.faults import MOMENTS, Clock, campaign, stop_at
 from sic_kernels.replay.graph_engine import KEPT
-from sic_kernels.runtime import native
+from sic_kernels.runtime import metrics, native
 from sic_kernels.testing import assert_same_bits
 
 pytestmark = pytest.mark.backend("simt")
@@ -259,11 +259,43 @@ def test_interrupted_again_and_again(strategy):
         assert_equal(results(p), want, f"every {k}")
 
 
-def test_random_interruptions():
+@by_strategy
+def test_random_interruptions(strategy):
     """Before a segment, in the middle of its writing, before and after its mark; up to three in a run."""
-    report = campaign(warm(plan()), {}, count=100, seed=3, end=TOKENS, chunk=CHUNK)
+    report = campaign(warm(plan(strategy=strategy)), {}, count=100, seed=3, end=TOKENS, chunk=CHUNK)
     assert report.failures == []
     assert report.runs == 100 < report.interruptions
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("k", range(LAYERS, 2 * LAYERS))
+def test_one_graph_resumes_where_it_was_cut_off(k, moment, simt):
+    """Between two of its segments, or in one: the chunk before and what is resumed are one launch each."""
+    p = warm(plan(strategy="mask"))
+    with stop_at(p, k, moment):
+        _, graphs = launches(simt, lambda: p.run(**RUN))
+    assert graphs == 1
+    cursor = p.cursor()
+    first = k + (moment == "after")
+    assert (cursor.layer, cursor.position) == (first % LAYERS, first // LAYERS * CHUNK)
+    _, graphs = launches(simt, lambda: p.resume(cursor))
+    assert graphs == TOKENS // CHUNK - first // LAYERS
+    assert_equal(results(p), uninterrupted())
+
+
+@by_strategy
+def test_launches_are_counted(strategy):
+    """The first chunk calls each segment; then each is a launch, or all are one."""
+    metrics.reset()
+    p, ratio = plan(strategy=strategy), metrics.get("sic_graph_replay_ratio")
+    assert p.run(**RUN).done
+    replays = (TOKENS // CHUNK - 1) * (LAYERS if strategy == "segments" else 1)
+    assert ratio.read()[""] == metrics.Value(replays, replays + LAYERS)
+    stopped = p.run(**RUN, stop=lambda: True)
+    assert ratio.read()[""] == metrics.Value(replays, replays + LAYERS)
+    p.resume(stopped.cursor)
+    again = TOKENS // CHUNK * (LAYERS if strategy == "segments" else 1)
+    assert ratio.read()[""] == metrics.Value(replays + again, replays + again + LAYERS)
 
 
 def test_a_stop_from_another_thread():
@@ -424,7 +456,7 @@ def test_an_error_that_others_left_is_logged(caplog):
 HOST_FUNCTION = """
 import threading, time
 from sic_kernels import replay
-from sic_kernels.runtime import native
+from sic_kernels.runtime import metrics, native
 
 def host():  # gives the GIL up, and needs it again
     running.set()

@@ -61,7 +61,9 @@ class StopPoint:
 
 
 class _Faulty:
-    """An engine that raises at a place."""
+    """An engine that raises at a place. The chunk of that place is run segment by segment, also where one graph has them all."""
+
+    separately = True
 
     def __init__(self, plan: ReplayPlan, engine: Engine, point: StopPoint) -> None:
         self.plan, self.engine, self.point = plan, engine, point
@@ -71,7 +73,9 @@ class _Faulty:
         self.engine.begin(record)
 
     def run(self, layer: int, position: int) -> None:
-        index = self.record.index(layer, position, len(self.plan.segments))
+        layers = len(self.plan.segments)
+        index = self.record.index(layer, position, layers)
+        self.engine.separately = index // layers == self.point.index // layers
         if index != self.point.index:
             return self.engine.run(layer, position)
         moment = self.point.moment
@@ -103,14 +107,12 @@ def stop_at(plan: ReplayPlan, index: int, moment: str = "mid_write") -> Iterator
     """Within, the plan's calls stop with `Injected` when they reach segment `index` of the run (counted over all chunks)."""
     code_of("faults.stop_at", "moment", moment, {name: i for i, name in enumerate(MOMENTS)})
     point = StopPoint(integer("faults.stop_at", "index", index, 0, "the number of a segment"), moment)
-    if getattr(plan.engine, "strategy", "segments") != "segments":
-        raise ArgumentError.of("faults.stop_at", "plan", "strategy 'mask'", "a plan that stops after single segments")
-    engine = plan.engine
+    engine, separately = plan.engine, plan.engine.separately
     plan.engine = _Faulty(plan, engine, point)
     try:
         yield
     finally:
-        plan.engine = engine
+        plan.engine, engine.separately = engine, separately
 
 
 def tear(plan: ReplayPlan, before: Cursor, after: Cursor, low: int = 4) -> None:

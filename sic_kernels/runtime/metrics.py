@@ -234,8 +234,12 @@ register("sic_mem_pool_utilization", "Share of the reserved pool in use.",
          "bytes in use", "bytes reserved", kind="gauge")
 register("sic_slot_hit_ratio", "Share of kept hidden states asked for that were there.",
          "states found", "states asked for")
-register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
-         "segments replayed", "segments needed")
+register("sic_cursor_skipped_ratio", "Share of a resumed run's segments that were done and not run again.",
+         "segments skipped", "segments of resumed runs")
+register("sic_plan_wait_timeout_ratio", "Share of a plan's calls that waited for another one and gave up.",
+         "calls that gave up", "calls that waited")
+register("sic_graph_replay_ratio", "Share of a plan's launches on a device that replayed a captured graph.",
+         "launches that replayed a captured graph", "launches: replays, and segments called to be captured")
 register("sic_redundancy_elimination_ratio", "RER: time saved per token over the time before.",
          "seconds before minus seconds after", "seconds before", kind="gauge")
 register("sic_termination_accuracy_ratio", "TA: share of stops that were at a complete answer.",
