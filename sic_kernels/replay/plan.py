@@ -47,7 +47,8 @@ MISMATCH = {"raise": 0, "recompute": 1}
 class ReplayPlan:
     """Segments over named buffers, run in order over the chunks of a text, with a mark after each.
 
-    Thread-safe: calls run one after another. Deterministic if `verify` finds no hazard: a run that was stopped any number of
+    Thread-safe: calls run one after another; one that has waited `timeout_ms` for another which made no mark in that time gives
+    up (`SicError`). Deterministic if `verify` finds no hazard: a run that was stopped any number of
     times, after any segment, in the middle of one, or by the death of the process, ends with the bits of one that was not.
 
     The clock is monotonic. A cursor of `timeout_ms` milliseconds (default: SIC_CURSOR_TIMEOUT_MS) or older has expired.
@@ -74,6 +75,7 @@ class ReplayPlan:
         self.tensors = MappingProxyType({name: b.tensor for name, b in self.buffers.items()})
         self._anew: dict[int, str] = {}  # runs of this process that stand in for refused ones, and why
         self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
+        self._turns = 0  # calls that have had the lock
         self._poisoned: str | None = None
         self.engine: Engine = CpuEngine(self.segments, self.tensors, word)
 
@@ -212,7 +214,7 @@ class ReplayPlan:
                 record, first = self._begin_anew(own_record(self, found), str(error)), 0
             else:
                 rate.add(1, 1)
-                metrics.get("sic_graph_replay_ratio").add(first, self._total(record))
+                metrics.get("sic_cursor_skipped_ratio").add(first, self._total(record))
             return self._go(record, first, "replay.resume", limits)
 
     def _can_be_made_anew(self, error: Exception, cursor: Cursor) -> bool:
@@ -284,12 +286,30 @@ class ReplayPlan:
             raise SicError(f"{op}: the plan was made before this process was forked: capture it again")
         if getattr(self._running, "here", False):
             raise SicError(f"{op}: called from within a segment of the same plan")
-        with self._lock:
-            self._running.here = True
-            try:
-                yield
-            finally:
-                self._running.here = False
+        self._acquire(op)
+        self._turns, self._running.here = self._turns + 1, True
+        try:
+            yield
+        finally:
+            self._running.here = False
+            self._lock.release()
+
+    def _acquire(self, op: str) -> None:
+        """Waits for the call that is running for as long as it gets on; one whose segment waits for this call never does."""
+        if self._lock.acquire(blocking=False):
+            return
+        waited, seen = metrics.get("sic_plan_wait_timeout_ratio"), None
+        while (now := (self._turns, self.word.raw())) != seen:
+            seen = now
+            if self._lock.acquire(timeout=self.timeout_ms / 1000):
+                waited.add(0, 1)
+                return
+        waited.add(1, 1)
+        why = (
+            f"another call of the plan has made no mark for {self.timeout_ms} ms: does its segment wait for this call?"
+        )
+        _log.error("%s: gave up: %s", op, why)
+        raise SicError(f"{op}: {why}")
 
     def _retire(self, begin: int) -> int:
         """The last run cannot go on from here, and its rows count up to the first token of the next; the number of that."""

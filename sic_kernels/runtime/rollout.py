@@ -68,7 +68,7 @@ class Thresholds:
     rrr: float = -0.1  # above
     recovery: float = 0.9995  # cursors resumed, above
     collision: float = 0.005  # look-ups, below
-    replay: float = 0.92  # segments replayed, above
+    replay: float = 0.92  # launches that replayed a graph, above
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
