@@ -93,8 +93,11 @@ class CursorWord:
     """Progress of one run at a time, in memory (`path` None) or in a mapped file that survives the death of the process.
 
     The file is made if there is none; it survives kill -9 and a crash of the process, not the loss of power. One process at
-    a time may hold it (`SicError` otherwise); `StaleCursor` if the file is of another kind. Only the monotonic clock is used.
-    `mark` costs a fraction of a microsecond.
+    a time may hold it (`SicError` otherwise); `StaleCursor` if the file is of another kind or size. Only the monotonic clock is
+    used. `mark` costs a fraction of a microsecond.
+
+    While the word is in use nobody may make the file shorter: the next access would be to memory that is not there, and end the
+    process (SIGBUS). To be rid of a word, close it and delete its file.
     """
 
     def __init__(

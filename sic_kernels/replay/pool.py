@@ -171,7 +171,9 @@ class MemoryPool:
     the parts that were cut the most, the first of equals first. So quotas sum to `pool.nbytes` exactly.
     device: "cpu": pages are reserved, and cost nothing until they are touched. Others: one tensor of torch's allocator.
     backing: the path of a file that the memory is mapped from (cpu only). It outlives the process, but not a loss of power. A
-    file that is there is attached, and must have been made with the same arguments. One process at a time.
+    file that is there is attached, and must have been made with the same arguments; one of another size than it was made with is
+    a `PoolError`. One process at a time. Nobody may make the file shorter while it is mapped, which is as long as the pool or a
+    tensor of it is held: an access behind its end would end the process (SIGBUS).
     poison: freed memory is filled with 0xFB, and checked when it is given out again: `PoolError` naming the block that was
     written after it was freed. None: as SIC_CHECK says. cpu only.
     max_names: blocks with a name, at a time, in a file (512 bytes each, reserved).
