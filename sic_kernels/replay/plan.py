@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..runtime import config, fallback, metrics, trace
-from ..runtime.arguments import code_of, instance, integer
+from ..runtime.arguments import code_of, flag, instance, integer
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.fingerprint import Fingerprint
 from ..runtime.log import get_logger
@@ -163,12 +163,12 @@ class ReplayPlan:
         op = "ReplayPlan.run"
         begin, end = checked_span(op, self, begin, end)
         chunk = end - begin if chunk is None else integer(op, "chunk", chunk, 1, "an integer, 1 or more")
-        seed = checked_seed(op, seed)
+        seed, given_before = checked_seed(op, seed), flag(op, "rows_given", rows_given)
         limits = Limits.of(op, deadline_ms, stop, retries)
         given = checked_inputs(op, self, inputs)
         with self._turn(op):
             self._check_alive()
-            if begin > (length := self.length) and not rows_given and any(segment.rows for segment in self.segments):
+            if begin > (length := self.length) and not given_before and any(segment.rows for segment in self.segments):
                 expected = f"at most {length}, the tokens whose rows earlier runs have filled (or rows_given=True)"
                 raise ArgumentError.of(op, "begin", begin, expected)
             epoch = self._retire(begin)
@@ -271,6 +271,7 @@ class ReplayPlan:
         the step: the plan's own are not touched. Costs about eight runs of the segments and three copies of the buffers.
         """
         op = "ReplayPlan.verify"
+        seed = checked_seed(op, seed)
         begin, end = checked_span(op, self, begin, end)
         given = checked_inputs(op, self, inputs)
         with self._turn(op):

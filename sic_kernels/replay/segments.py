@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.arguments import described, flag, instance, is_dense
+from ..runtime.arguments import described, flag, instance, integer, is_dense, text
 from ..runtime.errors import ArgumentError
 from .cursor import MAX_LAYERS
 from .errors import StaleCursor
@@ -25,6 +25,10 @@ class Rows:
 
     name: str
     axis: int = 0
+
+    def __post_init__(self) -> None:
+        text("Rows", "name", self.name, "the name of a buffer")
+        object.__setattr__(self, "axis", integer("Rows", "axis", self.axis, 0, "the number of a dimension"))
 
 
 class Step:
@@ -172,7 +176,7 @@ def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, 
     for segment in segments:
         for rows in segment.rows:
             rank = found[rows.name].tensor.ndim
-            if type(rows.axis) is not int or not 0 <= rows.axis < rank:
+            if rows.axis >= rank:
                 raise ArgumentError.of(
                     "ReplayPlan.capture", f"rows of {segment.name!r}", f"axis {rows.axis!r}", f"0 to {rank - 1}"
                 )

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import ArgumentError
@@ -96,6 +97,8 @@ class Advice:
 
 def advise(snapshot: Snapshot) -> list[Advice]:
     """Every rule, in the order of the table. snapshot: of `read`."""
+    if not isinstance(snapshot, Mapping) or not all(isinstance(readings, Mapping) for readings in snapshot.values()):
+        raise ArgumentError.of("advise", "snapshot", type(snapshot).__name__, "a snapshot, of read")
     return [_judged(rule, snapshot.get(rule.metric, {}).get(rule.label)) for rule in RULES]
 
 
