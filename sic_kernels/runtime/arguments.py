@@ -14,6 +14,7 @@ from .values import file_path as file_path
 from .values import flag as flag
 from .values import instance as instance
 from .values import integer as integer
+from .values import integers as integers
 from .values import real as real
 from .values import text as text
 

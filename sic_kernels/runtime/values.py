@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .errors import ArgumentError
@@ -42,6 +42,13 @@ def flag(op: str, arg: str, value: Any) -> bool:
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
         raise ArgumentError.of(op, arg, type(value).__name__, "True or False")
     return bool(value)
+
+
+def integers(op: str, arg: str, value: Any, expected: str) -> tuple[int, ...]:
+    """Integers of 0 or more, of any kind (NumPy's too), in any collection but a text."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ArgumentError.of(op, arg, type(value).__name__, expected)
+    return tuple(integer(op, arg, n, 0, expected, 63) for n in value)
 
 
 def text(op: str, arg: str, value: Any, expected: str = "a str") -> str:
