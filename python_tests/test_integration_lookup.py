@@ -107,5 +107,5 @@ def test_errors(model):
         lookup.generate(model, prompt(), 0)
     with pytest.raises(ArgumentError, match="Drafter: longest"):
         lookup.Drafter(longest=0)
-    with pytest.raises(ArgumentError, match="verify_budget: cost"):
+    with pytest.raises(ArgumentError, match="Drafter: cost"):
         lookup.generate(model, looping(0), 20, cost=-1.0)

@@ -1,6 +1,7 @@
 """Cursors as bytes and progress words: what is written is read, and nothing else is."""
 
 import dataclasses
+import os
 import struct
 import zlib
 
@@ -215,6 +216,17 @@ def test_other_files_are_refused_and_kept(tmp_path):
         with pytest.raises(StaleCursor, match="not a file of progress words"):
             CursorWord(path)
         assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("size", [1, 64, PAGE - 1, PAGE + 1, 2 * PAGE])
+def test_a_word_of_another_size_is_refused_and_kept(size, tmp_path):
+    path = tmp_path / "word"
+    CursorWord(path).close()
+    os.truncate(path, size)
+    before = path.read_bytes()
+    with pytest.raises(StaleCursor, match=f"{size} bytes, expected {PAGE}"):
+        CursorWord(path)
+    assert path.read_bytes() == before
 
 
 def test_every_byte_of_the_file_changed(tmp_path):

@@ -17,9 +17,9 @@ from replay_helpers import FINGERPRINT, state
 
 from sic_kernels import ArgumentError, BackendError, SicError, replay, slicing
 from sic_kernels.replay import Rows, Segment
-from sic_kernels.replay.faults import Clock, campaign
+from sic_kernels.replay.faults import MOMENTS, Clock, campaign, stop_at
 from sic_kernels.replay.graph_engine import KEPT
-from sic_kernels.runtime import native
+from sic_kernels.runtime import metrics, native
 from sic_kernels.testing import assert_same_bits
 
 pytestmark = pytest.mark.backend("simt")
@@ -259,11 +259,33 @@ def test_interrupted_again_and_again(strategy):
         assert_equal(results(p), want, f"every {k}")
 
 
-def test_random_interruptions():
+@by_strategy
+def test_random_interruptions(strategy):
     """Before a segment, in the middle of its writing, before and after its mark; up to three in a run."""
-    report = campaign(warm(plan()), {}, count=100, seed=3, end=TOKENS, chunk=CHUNK)
+    report = campaign(warm(plan(strategy=strategy)), {}, count=100, seed=3, end=TOKENS, chunk=CHUNK)
     assert report.failures == []
     assert report.runs == 100 < report.interruptions
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("k", range(LAYERS, 2 * LAYERS))
+def test_one_graph_resumes_where_it_was_cut_off(k, moment, simt):
+    """Between two of its segments, or in one: the chunk before and what is resumed are one launch each."""
+    p, first = warm(plan(strategy="mask")), k + (moment == "after")
+    with stop_at(p, k, moment):
+        assert launches(simt, lambda: p.run(**RUN))[1] == 1
+    assert (p.cursor().layer, p.cursor().position) == (first % LAYERS, first // LAYERS * CHUNK)
+    assert launches(simt, lambda: p.resume(p.cursor()))[1] == TOKENS // CHUNK - first // LAYERS
+    assert_equal(results(p), uninterrupted())
+
+
+@by_strategy
+def test_launches_are_counted(strategy):
+    """The first chunk calls each segment; then each is a launch, or all are one."""
+    metrics.reset()
+    warm(plan(strategy=strategy))
+    replays = (TOKENS // CHUNK - 1) * (LAYERS if strategy == "segments" else 1)
+    assert metrics.get("sic_graph_replay_ratio").read()[""] == metrics.Value(replays, replays + LAYERS)
 
 
 def test_a_stop_from_another_thread():
@@ -385,9 +407,8 @@ def test_an_illegal_access_poisons_the_context(strategy):
         warm(p)
     stopped = p.run(**RUN, stop=after(LAYERS if strategy == "mask" else 2))
     p.tensors["table"][0, 0] = 1 << 20  # a page that the cache does not have
-    with pytest.raises(
-        replay.ContextPoisoned, match=r"^segment 'attend': at token \d+: .*(out of bounds|illegal memory)"
-    ):
+    said = r"^segment 'attend': at token \d+: .*(out of bounds|illegal memory)"
+    with pytest.raises(replay.ContextPoisoned, match=said):
         p.resume(stopped.cursor)
     place = p.word.read()[1]
     assert (place.layer, place.position) == (3, CHUNK if strategy == "mask" else 0)
@@ -415,10 +436,8 @@ def test_an_error_that_others_left_is_logged(caplog):
     for logged in (1, 0):
         caplog.clear()
         assert p.run(**RUN).done
-        said = [
-            x for x in caplog.messages if x.startswith("a CUDA call before this run had failed, and nobody had asked: ")
-        ]
-        assert len(said) == logged
+        message = "a CUDA call before this run had failed, and nobody had asked: "
+        assert sum(x.startswith(message) for x in caplog.messages) == logged
 
 
 HOST_FUNCTION = """

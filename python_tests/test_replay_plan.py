@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,8 @@ def test_two_names_of_one_memory_are_in_place():
         ({"segments": [Segment("a", nothing, reads=["none"])]}, "buffers: got none for 'none'"),
         ({"segments": [Segment("a", nothing), Segment("a", nothing)]}, "two of the name 'a'"),
         ({"inputs": ["h0"]}, "inputs: got 'h0'"),
+        ({"inputs": "tokens"}, "inputs: got 'tokens'"),
+        ({"inputs": [3]}, "inputs: got [3]"),
         ({"outputs": ["none"]}, "outputs: got 'none'"),
         ({"fingerprint": b"x"}, "fingerprint: got bytes"),
         ({"backend": "tpu"}, "backend: got 'tpu'"),
@@ -321,7 +324,7 @@ def test_strict_makes_a_fallback_an_error(monkeypatch):
 def test_buffers_of_a_dead_process(tmp_path, monkeypatch):
     p, _ = interrupted(word=CursorWord(tmp_path / "word"))
     p.word.close()
-    monkeypatch.setattr("sic_kernels.replay.plan.process_id", lambda: 1)
+    monkeypatch.setattr("sic_kernels.replay.checks.process_id", lambda: 1)
     again = plan(word=CursorWord(tmp_path / "word"))
     for on_mismatch in ("raise", "recompute"):
         with pytest.raises(StaleCursor, match="died with its process"):
@@ -416,7 +419,8 @@ def test_metrics_and_trace():
     with pytest.raises(StaleCursor):
         p.resume(cursor)
     assert metrics.get("sic_cursor_recovery_rate").read()[""] == metrics.Value(1, 2)
-    assert metrics.get("sic_graph_replay_ratio").read()[""] == metrics.Value(7, TOTAL)
+    assert metrics.get("sic_cursor_skipped_ratio").read()[""] == metrics.Value(7, TOTAL)
+    assert metrics.get("sic_graph_replay_ratio").read()[""].ratio is None  # the CPU launches nothing
     assert [(r["op"], r["first"], r["stop"], r["segments"], r["status"]) for r in step.records] == [
         ("replay.resume", 7, TOTAL, TOTAL, "done")
     ]
@@ -455,6 +459,61 @@ def test_not_from_within():
     holder.append(plan(segments=parts))
     stopped = holder[0].run(inputs(), **RUN)
     assert "from within a segment" in str(stopped.error)
+
+
+def joined(call, options):
+    """A plan whose second segment waits for a thread that makes a call of the same plan; what the thread raised."""
+    holder, raised = [], []
+    parts = segments()
+
+    def work():
+        try:
+            call(holder[0])
+        except SicError as error:
+            raised.append(error)
+
+    def waits(step):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        parts[1].fn(step)
+
+    holder.append(plan(segments=[parts[0], dataclasses.replace(parts[1], fn=waits), *parts[2:]], **options))
+    return holder[0], raised
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        ("run", lambda p: p.run(inputs(), **RUN)),
+        ("resume", lambda p: p.resume(p.cursor())),
+        ("verify", lambda p: p.verify(inputs())),
+    ],
+)
+def test_a_thread_that_a_segment_waits_for_gives_up(op, call, caplog):
+    """Else it would hang for ever. The run goes on as if nobody had called."""
+    metrics.reset()
+    p, raised = joined(call, {"timeout_ms": 40})
+    assert p.run(inputs(), end=CHUNK).done
+    expected = f"ReplayPlan.{op}: another call of the plan has made no mark for 40 ms"
+    assert [str(error).startswith(expected) for error in raised] == [True]
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    assert metrics.get("sic_plan_wait_timeout_ratio").read()[""] == metrics.Value(1, 1)
+
+
+def test_a_call_waits_for_one_that_gets_on(want):
+    """However long that takes: 20 segments of 60 ms, and less than 1000 ms without a mark."""
+    metrics.reset()
+    parts = [dataclasses.replace(s, fn=lambda step, fn=s.fn: (time.sleep(0.06), fn(step))) for s in segments()]
+    p, outcomes, running = plan(segments=parts, timeout_ms=1000), [], threading.Event()
+    first = threading.Thread(target=lambda: p.run(inputs(), **RUN, stop=lambda: running.set() or False))
+    first.start()
+    running.wait()
+    outcomes.append(p.run(inputs(), **RUN))
+    first.join()
+    assert outcomes[0].done
+    assert_state(p, want)
+    assert metrics.get("sic_plan_wait_timeout_ratio").read()[""] == metrics.Value(0, 1)
 
 
 def test_not_after_a_fork():

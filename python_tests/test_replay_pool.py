@@ -195,7 +195,7 @@ def test_freed_foreign_and_stale_blocks_are_refused():
         _ = a.tensor
     assert pool.alive(b.offset, b.generation)
     assert not pool.alive(b.offset, a.generation)
-    with pytest.raises(sic.ArgumentError, match=r"MemoryPool.alive: block: got -1"):
+    with pytest.raises(sic.ArgumentError, match=r"MemoryPool.alive: offset: got -1"):
         pool.alive(-1, 1)
     view.zero_()  # a view that was taken before stays memory of the pool
 

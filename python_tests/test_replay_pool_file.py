@@ -233,7 +233,6 @@ def test_a_damaged_file_is_refused(path):
     """The C++ tests flip every byte."""
     with MemoryPool(1 << 20, backing=path) as pool:
         pool.alloc(8, name="x")
-    size = os.path.getsize(path)
     for offset, message in (
         (0, "not the file"),
         (8, "version"),
@@ -251,9 +250,19 @@ def test_a_damaged_file_is_refused(path):
         with open(path, "r+b") as f:
             f.seek(offset)
             f.write(byte)
-    os.truncate(path, size - 1)
-    with pytest.raises(PoolError, match="it was cut"):
-        MemoryPool.attach(path)
+
+
+@pytest.mark.parametrize("change", [-1, 1, 4096, None])
+def test_a_file_of_another_size_is_refused_and_kept(change, path):
+    """As it is when it is opened: shorter, longer, empty."""
+    with MemoryPool(1 << 20, backing=path) as pool:
+        pool.alloc(8, name="x")
+    size = 0 if change is None else os.path.getsize(path) + change
+    os.truncate(path, size)
+    for attach in (lambda: MemoryPool.attach(path), lambda: MemoryPool(1 << 20, backing=path)):
+        with pytest.raises(PoolError, match="it was cut" if size else "not the file"):
+            attach()
+    assert os.path.getsize(path) == size
 
 
 def test_a_dtype_that_torch_lacks_is_refused(path):

@@ -362,7 +362,10 @@ def test_wrong_settings(name, value):
         Rollout(**{name: value})
 
 
-@pytest.mark.parametrize("name, value", [("hit", 1.5), ("rrr", -2), ("rer_target", 0), ("agreement", True)])
+@pytest.mark.parametrize(
+    "name, value",
+    [("hit", 1.5), ("rrr", -2), ("rer_target", 0), ("rer_target", 1e-320), ("rer_target", 9e-10), ("agreement", True)],
+)
 def test_wrong_thresholds(name, value):
     with pytest.raises(sic.ArgumentError, match=f"Thresholds: {name}: got"):
         Thresholds(**{name: value})

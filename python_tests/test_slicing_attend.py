@@ -63,6 +63,32 @@ class Problem:
         return run("score_tokens", (self.q, *self.sketch, *place, self.planes, pool, None, None), backend)[0]
 
 
+@st.composite
+def fuzzed(draw, sizes=None, **policy):
+    """A `Problem` and arguments for its `inputs`: what every fuzz draws. sizes: more of the problem; policy: more arguments, or
+    others of these. A `bias` that is drawn becomes a key_bias."""
+    sizes = {
+        "lens": st.lists(st.integers(0, 260), min_size=1, max_size=3), "T": st.integers(1, 3), "H": st.just(2),
+        "G": st.integers(1, 8), "D": st.just(64), "page": st.sampled_from([1, 7, 16, 32]),
+        "planes": st.sampled_from([1, 2]), "seed": st.integers(0, 2**31), **(sizes or {}),
+    }  # fmt: skip
+    problem = Problem(**{name: draw(value) for name, value in sizes.items()})
+    policy = {
+        "ratio": st.floats(0.01, 1.0), "candidates": st.floats(0.01, 1.0), "top_p": st.sampled_from([None, 0.5, 0.9]),
+        "forced": st.sampled_from([(0, 0), (1, 2), (16, 32)]), "window": st.sampled_from([None, 50]),
+        "bias": st.booleans(), **policy,
+    }  # fmt: skip
+    args = {name: draw(value) for name, value in policy.items()}
+    args["sink"], args["recent"] = args.pop("forced")
+    if args.pop("bias"):
+        B, pages = problem.cache.block_table.shape
+        args["key_bias"] = randn(generator(draw(st.integers(0, 2**31))), B, pages * problem.cache.page)
+    return problem, args
+
+
+POOLS = st.sampled_from([cases.MAX, cases.SOFTMAX])
+
+
 # --- attend is its parts --------------------------------------------------------------------------------------------
 
 
@@ -311,63 +337,37 @@ def assert_attend(got, want, dtype, exact_selection=True):
 @native_backend
 @settings(max_examples=40)
 @given(
-    seed=st.integers(0, 2**31),
-    lens=st.lists(st.integers(0, 260), min_size=1, max_size=3),
-    T=st.integers(1, 3),
-    H=st.integers(1, 2),
-    G=st.integers(1, 8),
-    D=st.sampled_from([16, 46, 64, 80, 128]),
-    page=st.sampled_from([1, 7, 16, 32]),
-    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-    planes=st.sampled_from([1, 2]),
-    ratio=st.floats(0.01, 1.0),
-    candidates=st.floats(0.01, 1.0),
-    top_p=st.sampled_from([None, 0.5, 0.9]),
-    forced=st.sampled_from([(0, 0), (1, 2), (16, 32)]),
-    pool=st.sampled_from([cases.MAX, cases.SOFTMAX]),
-    min_len=st.sampled_from([0, 100]),
-    window=st.sampled_from([None, 50]),
-    softcap=st.sampled_from([None, 5.0]),
-    bias=st.booleans(),
+    fuzz=fuzzed(
+        sizes={
+            "H": st.integers(1, 2),
+            "D": st.sampled_from([16, 46, 64, 80, 128]),
+            "dtype": st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+        },
+        pool=POOLS,
+        min_len=st.sampled_from([0, 100]),
+        softcap=st.sampled_from([None, 5.0]),
+    ),
     sinks=st.booleans(),
 )
-def test_fuzz_sketch(
-    seed, lens, T, H, G, D, page, dtype, planes, ratio, candidates, top_p, forced, pool, min_len, window, softcap, bias,
-    sinks, backend,
-):  # fmt: skip
-    p = Problem(lens, T, H, G, D, page, dtype, planes=planes, seed=seed)
-    gen = generator(seed + 1)
-    args = {"ratio": ratio, "candidates": candidates, "top_p": top_p, "sink": forced[0], "recent": forced[1]}
-    args |= {"pool": pool, "min_len": min_len, "window": window, "softcap": softcap}
-    if bias:
-        args["key_bias"] = randn(gen, len(lens), p.cache.block_table.shape[1] * page)
+def test_fuzz_sketch(fuzz, sinks, backend):
+    p, args = fuzz
     if sinks:
-        args["sinks"] = randn(gen, H * G)
+        args["sinks"] = randn(generator(1), p.q.shape[2])
     inputs = p.inputs(**args)
     want = reference("attend")(*inputs)
     outs = run_guarded("attend", inputs, backend, want)
-    assert_attend([g.tensor for g in outs], want, dtype)
+    assert_attend([g.tensor for g in outs], want, p.q.dtype)
+
+
+NO_WINDOW = {name: st.none() for name in ("top_p", "window")}
 
 
 @native_backend
 @settings(max_examples=20)
-@given(
-    seed=st.integers(0, 2**31),
-    lens=st.lists(st.integers(0, 260), min_size=1, max_size=3),
-    T=st.integers(1, 3),
-    G=st.integers(1, 8),
-    page=st.sampled_from([1, 7, 16, 32]),
-    ratio=st.floats(0.01, 1.0),
-    forced=st.sampled_from([(0, 0), (1, 2), (16, 32)]),
-    pool=st.sampled_from([cases.MAX, cases.SOFTMAX]),
-    bias=st.booleans(),
-)
-def test_fuzz_pages(seed, lens, T, G, page, ratio, forced, pool, bias, backend):
+@given(fuzz=fuzzed(sizes={"unit": st.just(cases.PAGE)}, pool=POOLS, **NO_WINDOW))
+def test_fuzz_pages(fuzz, backend):
     """Page scores are f32 sums: where the reference chooses otherwise, the choice must be a near tie."""
-    p = Problem(lens, T, 2, G, 64, page, torch.float32, unit=cases.PAGE, seed=seed)
-    args = {"ratio": ratio, "sink": forced[0], "recent": forced[1], "pool": pool}
-    if bias:
-        args["key_bias"] = randn(generator(seed + 1), len(lens), p.cache.block_table.shape[1] * page)
+    p, args = fuzz
     inputs = p.inputs(**args)
     want = reference("attend")(*inputs)
     got = [g.tensor for g in run_guarded("attend", inputs, backend, want)]
@@ -375,12 +375,11 @@ def test_fuzz_pages(seed, lens, T, G, page, ratio, forced, pool, bias, backend):
         assert_attend(got, want, torch.float32)
         return
     assert_same_bits(got[3], want[3], "counts")
-    scores = reference("score_pages")(
-        p.q, p.summary, p.cache.block_table, p.cache.seq_lens, page, 0.5, pool, None, None
-    )[0]
+    place = (p.cache.block_table, p.cache.seq_lens, p.cache.page)
+    scores = reference("score_pages")(p.q, p.summary, *place, 0.5, args["pool"], None, None)[0]
     for a, b, s in zip(got[2].flatten(0, 2).tolist(), want[2].flatten(0, 2).tolist(), scores.flatten(0, 2).tolist()):
         for x, y in zip(sorted(set(a) - set(b)), sorted(set(b) - set(a))):
-            assert abs(s[x] - s[y]) < 1e-4 or bias
+            assert abs(s[x] - s[y]) < 1e-4 or "key_bias" in args
     compare(got[:2], p.attention("ref", (got[2], got[3])), Tolerance(1e-5, 1e-5, 1e-5))
 
 

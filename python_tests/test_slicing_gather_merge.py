@@ -168,7 +168,7 @@ def test_finite_lse_survives(backend):
 
 
 @native_backend
-@by_case(cases.grid("merge"))
+@by_case([*cases.grid("merge"), *cases.grid("merge_many")])
 def test_merge_grid(case, backend):
     check_case(case, backend)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_helpers import by_case, check_case, chosen_lists, every_backend, native_backend
-from test_slicing_attend import Problem, assert_attend
+from test_slicing_attend import Problem, assert_attend, fuzzed
 from test_slicing_determinism import instruction_set
 
 import sic_kernels as sic
@@ -19,9 +19,7 @@ from sic_kernels.testing import (
     assert_same_bits,
     assert_unchanged,
     copies,
-    generator,
     guarded_like,
-    randn,
     reference,
     run,
     run_guarded,
@@ -153,6 +151,12 @@ def test_keep_attend_grid(case, backend):
             i // size for begin, end in cases.KEPT_SPANS[case.shape["keep"]][b] for i in range(begin, min(end, seen))
         }
         assert kept <= set(row)
+
+
+@native_backend
+@by_case(cases.grid("select_slice"))
+def test_select_slice_grid(case, backend):
+    check_case(case, backend)
 
 
 @pytest.mark.parametrize("isa", ["plain", "avx2", "avx512", "neon"])
@@ -330,44 +334,21 @@ def test_public_functions_take_them():
 
 
 @st.composite
-def keep_problems(draw):
-    lens = draw(st.lists(st.integers(0, 260), min_size=1, max_size=3))
-    n = draw(st.integers(0, 5))
-    bound = st.integers(0, 300)
+def kept_spans(draw, rows):
+    """Up to five spans a row: of tokens, of none, beyond the row."""
+    n, bound = draw(st.integers(0, 5)), st.integers(0, 300)
     span = st.one_of(
         st.tuples(bound, bound), st.just((-1, -1)), st.builds(lambda a, k: (a, a + k), bound, st.integers(1, 90))
     )
-    rows = draw(st.lists(st.lists(span, min_size=n, max_size=n), min_size=len(lens), max_size=len(lens)))
-    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
-    return lens, torch.tensor(rows, dtype=dtype).view(len(lens), n, 2)
+    found = draw(st.lists(st.lists(span, min_size=n, max_size=n), min_size=rows, max_size=rows))
+    return torch.tensor(found, dtype=draw(st.sampled_from([torch.int32, torch.int64]))).view(rows, n, 2)
 
 
 @native_backend
 @settings(max_examples=40)
-@given(
-    problem=keep_problems(),
-    seed=st.integers(0, 2**31),
-    T=st.integers(1, 3),
-    G=st.integers(1, 8),
-    page=st.sampled_from([1, 7, 16, 32]),
-    planes=st.sampled_from([1, 2]),
-    ratio=st.floats(0.01, 1.0),
-    candidates=st.floats(0.01, 1.0),
-    top_p=st.sampled_from([None, 0.5, 0.9]),
-    forced=st.sampled_from([(0, 0), (1, 2), (16, 32)]),
-    min_len=st.sampled_from([0, 100]),
-    window=st.sampled_from([None, 50]),
-    bias=st.booleans(),
-)
-def test_fuzz_attend(
-    problem, seed, T, G, page, planes, ratio, candidates, top_p, forced, min_len, window, bias, backend
-):
-    lens, keep = problem
-    p = Problem(lens, T, 2, G, 64, page, planes=planes, seed=seed)
-    args = {"ratio": ratio, "candidates": candidates, "top_p": top_p, "sink": forced[0], "recent": forced[1]}
-    args |= {"min_len": min_len, "window": window, "keep": keep}
-    if bias:
-        args["key_bias"] = randn(generator(seed + 1), len(lens), p.cache.block_table.shape[1] * page)
-    inputs = p.inputs(**args)
+@given(fuzz=fuzzed(min_len=st.sampled_from([0, 100])), data=st.data())
+def test_fuzz_attend(fuzz, data, backend):
+    p, args = fuzz
+    inputs = p.inputs(**args, keep=data.draw(kept_spans(len(p.q)), "keep"))
     want = reference("attend")(*inputs)
     assert_attend([g.tensor for g in run_guarded("attend", inputs, backend, want)], want, torch.float32)

@@ -218,6 +218,12 @@ def empty_index(P, H, page, D, planes, dtype):
     return bits, torch.zeros(P, H, page, dtype=torch.bfloat16), summary
 
 
+@native_backend
+@by_case(cases.grid("append"))
+def test_append_grid(case, backend):
+    case.compare(case.run(case.inputs(), backend), case.expected(case.inputs()))
+
+
 @every_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, F8])
 @pytest.mark.parametrize(

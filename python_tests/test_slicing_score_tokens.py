@@ -201,8 +201,6 @@ def test_softmax_join_approximates_log_of_summed_softmax(backend):
 
 # --- grids ----------------------------------------------------------------------------------------------------------
 
-TWO_PLANES = [cases.refine_case(c) for c in cases.grid("score") if c.shape["planes"] == 2]
-
 
 @native_backend
 @by_case(cases.grid("score"))
@@ -211,7 +209,7 @@ def test_score_grid(case, backend):
 
 
 @native_backend
-@by_case(TWO_PLANES)
+@by_case(cases.grid("refine"))
 def test_refine_grid(case, backend):
     check_case(case, backend)
 

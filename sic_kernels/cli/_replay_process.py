@@ -65,6 +65,8 @@ class Job:
 class Watched:
     """An engine that notes when its first segment begins, and waits for its death before segment `stop`."""
 
+    separately = True
+
     def __init__(self, engine: Any, stop: int | None = None) -> None:
         self.engine, self.stop, self.count, self.first = engine, stop, 0, 0.0
 

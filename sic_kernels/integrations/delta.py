@@ -22,6 +22,7 @@ from .. import delta, slicing
 from ..delta import codecs as codecs
 from ..delta.ops import report_lost_rows
 from ..runtime import config, metrics
+from ..runtime.arguments import instance
 from ..runtime.errors import ArgumentError
 from ._keep import Spans
 from ._stats import DENSE_LAYER, DENSE_SHORT
@@ -49,12 +50,16 @@ class DeltaCache(SlicedCache):
         dtype: torch.dtype | None = None,
         keep: Spans | None = None,
     ) -> None:
+        if policy is not None:
+            instance("DeltaCache", "policy", policy, slicing.SlicePolicy)
         if policy is not None and policy.unit != "token":
             raise ArgumentError.of("DeltaCache", "policy.unit", repr(policy.unit), "'token': the index is a key sketch")
         if policy is not None and policy.max_omitted_mass is not None:
             raise ArgumentError.of("DeltaCache", "policy.max_omitted_mass", policy.max_omitted_mass, "None")
         if isinstance(codecs, str):
             raise ArgumentError.of("DeltaCache", "codecs", repr(codecs), f"Codecs: codecs(model, {codecs!r})")
+        if not isinstance(codecs, Sequence) or not all(isinstance(codec, delta.Codec) for codec in codecs):
+            raise ArgumentError.of("DeltaCache", "codecs", type(codecs).__name__, "one Codec for each layer")
         self.selects = policy is not None
         self.codecs = list(codecs)
         super().__init__(config, policy, page_size=page_size, params=params, capacity=capacity, dtype=dtype, keep=keep)

@@ -24,7 +24,7 @@ import torch
 from .. import head
 from ..replay import MemoryPool, Slot, SlotStore
 from ..replay.pool import UNIT
-from ..runtime.arguments import integer, real, tensor
+from ..runtime.arguments import integer, integers, real, tensor
 from .layers import LayeredModel
 from .slots import CHUNK, SlotRow, digest_after, numbered
 
@@ -93,11 +93,12 @@ def generate_early_exit(
     draft = integer(op, "draft", draft, 0, "0 or more tokens")
     least = real(op, "min_confidence", min_confidence, lambda x: 0 <= x <= 1, "0 to 1")
     ids = tensor(op, "ids", ids, (torch.int64,), (-1,))
+    ends = frozenset(integers(op, "eos_ids", eos_ids, "ids of tokens"))
     layered = LayeredModel(model, check=False)  # SlotRow checks
     exit_layer = numbered(op, "exit_layer", exit_layer, 1, layered.layers - 1)
     store = _store_of(layered, draft) if store is None else store
     row = SlotRow(model, store, capacity=len(ids) + count, chunk=chunk)
-    return _Speculation(row, exit_layer, draft, least, frozenset(eos_ids)).run(row.prefill(ids), count)
+    return _Speculation(row, exit_layer, draft, least, ends).run(row.prefill(ids), count)
 
 
 def _store_of(model: LayeredModel, draft: int) -> SlotStore:

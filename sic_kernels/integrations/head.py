@@ -16,6 +16,7 @@ Greedy and sampled decoding; beam search moves rows about without saying how.
 from __future__ import annotations
 
 import json
+import numbers
 import re
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +77,10 @@ class Termination:
 
     def reset(self, input_lens: Any = None) -> None:
         """Forget the texts; the next call of `generate` begins new ones, after prompts of these lengths."""
+        known = input_lens is None or isinstance(input_lens, (numbers.Integral, list, tuple))
+        if not known and not hasattr(input_lens, "dtype"):
+            expected = "a number of tokens, one for each row, or None"
+            raise ArgumentError.of("Termination", "input_lens", type(input_lens).__name__, expected)
         self.input_lens = input_lens
         self.state: head.TerminationState | None = None
         self.stats: head.TokenStats | None = None

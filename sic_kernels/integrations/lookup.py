@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
+import numbers
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from .. import head
-from ..runtime.arguments import integer
+from ..runtime.arguments import integer, integers, real
 from ..runtime.errors import ArgumentError
 
 Tensor = torch.Tensor
@@ -41,7 +43,8 @@ class Drafter:
     def __init__(self, *, longest: int = 3, most: int = 10, cost: float | None = None) -> None:
         self.longest = integer("Drafter", "longest", longest, 1, "1 or more tokens")
         self.most = integer("Drafter", "most", most, 0, "0 or more tokens")
-        self.cost = cost
+        expected = "forwards of one token, 0 or more, or None"
+        self.cost = None if cost is None else real("Drafter", "cost", cost, lambda x: 0 <= x < math.inf, expected)
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest continuation begins
         # of every kind of proposal: tokens accepted and tokens judged; with one of each before anything is known
@@ -50,7 +53,7 @@ class Drafter:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """These tokens are part of the text."""
-        for token in tokens:
+        for token in integers("Drafter.extend", "tokens", tokens, "ids of tokens"):
             n = len(self._text)
             for size in range(1, min(self.longest, n) + 1):
                 self._after[tuple(self._text[n - size :])] = n
@@ -58,6 +61,9 @@ class Drafter:
 
     def propose(self, entropy: float, limit: int) -> list[int]:
         """Up to `limit` tokens that may follow. entropy: of the distribution that the last token came from, nats."""
+        if not isinstance(entropy, numbers.Real):  # NaN where the logits have some
+            raise ArgumentError.of("Drafter.propose", "entropy", type(entropy).__name__, "a number of nats")
+        limit = integer("Drafter.propose", "limit", limit, 0, "0 or more tokens")
         for size in range(min(self.longest, len(self._text)), 0, -1):
             start = self._after.get(tuple(self._text[-size:]))
             if start is not None:
@@ -68,6 +74,8 @@ class Drafter:
 
     def judged(self, accepted: int, proposed: int) -> None:
         """Of the last proposal, so many were right; nothing is known of what comes after the first wrong one."""
+        accepted = integer("Drafter.judged", "accepted", accepted, 0, "0 or more tokens")
+        proposed = integer("Drafter.judged", "proposed", proposed, 0, "0 or more tokens")
         for place in range(min(accepted + 1, proposed)):
             kind = (self.matched, self._entropy, place > 0)
             right, seen = self._counts.get(kind, (1, 2))
@@ -121,10 +129,16 @@ def generate(
     An id of eos_ids ends it, and is the last token returned. cache: an empty transformers cache that can be cropped (default: a
     DynamicCache).
     """
+    op = "lookup.generate"
+    if not callable(model) or not hasattr(model, "config"):
+        raise ArgumentError.of(op, "model", type(model).__name__, "a model of transformers")
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
         got = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise ArgumentError.of("lookup.generate", "ids", got, "int64 [1,N] with a token at least")
-    integer("lookup.generate", "max_new_tokens", max_new_tokens, 1, "1 or more")
+        raise ArgumentError.of(op, "ids", got, "int64 [1,N] with a token at least")
+    integer(op, "max_new_tokens", max_new_tokens, 1, "1 or more")
+    ends = frozenset(integers(op, "eos_ids", eos_ids, "ids of tokens"))
+    if cache is not None and not hasattr(cache, "crop"):
+        raise ArgumentError.of(op, "cache", type(cache).__name__, "a cache of transformers that can be cropped")
     if cache is None:
         from transformers.cache_utils import DynamicCache
 
@@ -132,7 +146,7 @@ def generate(
     drafter = Drafter(longest=longest, most=most, cost=cost)
     drafter.extend(ids[0].tolist())
     with torch.inference_mode():
-        return _generate(model, ids, max_new_tokens, frozenset(eos_ids), drafter, cache)
+        return _generate(model, ids, max_new_tokens, ends, drafter, cache)
 
 
 def replay(
@@ -148,10 +162,14 @@ def replay(
 
     ids: of the prompt.  tokens: of the answer, each with the entropy of the distribution it came from.
     """
-    if len(tokens) != len(entropy) or not tokens:
-        raise ArgumentError.of(
-            "lookup.replay", "entropy", f"{len(entropy)} numbers", f"one for each of {len(tokens)} tokens"
-        )
+    op = "lookup.replay"
+    ids, tokens = (integers(op, arg, x, "ids of tokens") for arg, x in (("ids", ids), ("tokens", tokens)))
+    if not tokens:
+        raise ArgumentError.of(op, "tokens", "none", "those of an answer, 1 or more")
+    if not isinstance(entropy, Sequence) or not all(isinstance(x, numbers.Real) for x in entropy):
+        raise ArgumentError.of(op, "entropy", type(entropy).__name__, "numbers of nats")
+    if len(tokens) != len(entropy):
+        raise ArgumentError.of(op, "entropy", f"{len(entropy)} numbers", f"one for each of {len(tokens)} tokens")
     drafter = Drafter(longest=longest, most=most, cost=cost)
     drafter.extend([*ids, tokens[0]])
     at, forwards, verified, accepted = 1, 0, 0, 0

@@ -17,8 +17,19 @@ from typing import Any
 
 import torch
 
-from ..replay import CursorWord, Fingerprint, Interrupted, ReplayPlan, Result, Rows, Segment, Step, context_bucket
-from ..runtime.arguments import integer, tensor
+from ..replay import (
+    CursorWord,
+    Fingerprint,
+    Interrupted,
+    MemoryPool,
+    ReplayPlan,
+    Result,
+    Rows,
+    Segment,
+    Step,
+    context_bucket,
+)
+from ..runtime.arguments import flag, instance, integer, tensor, text
 from ..runtime.errors import ArgumentError
 from .layers import LayeredModel
 
@@ -34,7 +45,10 @@ def fingerprint_of(model: Any, capacity: int) -> Fingerprint:
 
     A change of a whole matrix (an adapter merged, a layer exchanged) is seen, a change of single weights is not.
     """
-    config = model.config
+    op, config = "fingerprint_of", getattr(model, "config", None)
+    if not all(hasattr(model, name) for name in ("named_parameters", "get_input_embeddings")) or config is None:
+        raise ArgumentError.of(op, "model", type(model).__name__, "a model of transformers")
+    capacity = integer(op, "capacity", capacity, 1, "an integer, 1 or more")
     quantisation = getattr(getattr(config, "quantization_config", None), "quant_method", None)
     settings = hashlib.blake2b(config.to_json_string().encode(), digest_size=8).hexdigest()
     revision = {
@@ -85,13 +99,17 @@ class ReplayRunner:
         name: str = "run",
         check_model: bool = True,
     ) -> None:
-        self.model, self.pool, self.name = LayeredModel(model, check=check_model), pool, name
-        self.capacity = integer("ReplayRunner", "capacity", capacity, 1, "an integer, 1 or more")
-        self.chunk = integer("ReplayRunner", "chunk", chunk, 1, "an integer, 1 or more")
+        op = "ReplayRunner"
+        instance(op, "pool", pool, MemoryPool)
+        self.pool, self.name = pool, text(op, "name", name)
+        self.capacity = integer(op, "capacity", capacity, 1, "an integer, 1 or more")
+        self.chunk = integer(op, "chunk", chunk, 1, "an integer, 1 or more")
+        self.model = LayeredModel(model, check=flag(op, "check_model", check_model))
+        fingerprint = fingerprint_of(model, capacity) if fingerprint is None else fingerprint
         self.buffers = self._buffers()
         self.plan = ReplayPlan.capture(
             self._segments(), buffers=self.buffers, inputs=["tokens"], outputs=["logits"],
-            fingerprint=fingerprint or fingerprint_of(model, capacity), word=word, timeout_ms=timeout_ms,
+            fingerprint=fingerprint, word=word, timeout_ms=timeout_ms,
         )  # fmt: skip
 
     def _buffers(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import torch
 
 from ..replay import Fingerprint, Slot, SlotStore, prefix_digest
 from ..runtime import fallback, metrics
-from ..runtime.arguments import code_of, flag, instance, integer, real, tensor
+from ..runtime.arguments import FLOATS, code_of, flag, instance, integer, integers, real, tensor
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
 from .layers import LayeredModel
@@ -73,7 +73,8 @@ class SlotRow:
         instance(op, "store", store, SlotStore)
         self.store, self.capacity = store, integer(op, "capacity", capacity, 1, "an integer, 1 or more")
         self.chunk = integer(op, "chunk", chunk, 1, "an integer, 1 or more")
-        self.keep = frozenset(numbered(op, "keep", boundary, 0, self.model.layers) for boundary in keep)
+        boundaries = integers(op, "keep", keep, "numbers of boundaries")
+        self.keep = frozenset(numbered(op, "keep", boundary, 0, self.model.layers) for boundary in boundaries)
         fingerprint = fingerprint_of(model, capacity) if fingerprint is None else fingerprint
         instance(op, "fingerprint", fingerprint, Fingerprint)
         self.fingerprint = fingerprint
@@ -109,6 +110,9 @@ class SlotRow:
 
     def generate(self, logits: Tensor, count: int) -> list[int]:
         """`count` greedy tokens, of which the first follows from `logits`; the last is not run."""
+        op = "SlotRow.generate"
+        logits = tensor(op, "logits", logits, FLOATS, (self.model.vocab,))
+        count = integer(op, "count", count, 1, "1 or more tokens")
         tokens = [int(logits.argmax())]
         while len(tokens) < count:
             tokens.append(int(self.step(tokens[-1]).argmax()))

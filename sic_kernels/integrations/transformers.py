@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from .. import slicing
 from ..runtime import config, fallback, metrics, trace
+from ..runtime.arguments import INTS, flag, instance, integer, tensor
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.log import get_logger
 from ..slicing.cache import SlicedKVCache
@@ -55,6 +58,8 @@ def enable(model: Any) -> Any:
     Without a `SlicedCache` the model still answers as before, through torch's own dense attention; with another cache that
     is counted as a fallback.
     """
+    if not hasattr(model, "set_attn_implementation"):
+        raise ArgumentError.of("enable", "model", type(model).__name__, "a model of transformers 5")
     register()
     model.set_attn_implementation(NAME)
     return model
@@ -142,8 +147,14 @@ class SlicedCache(Cache):
         shadow: bool = False,
         keep: Spans | None = None,
     ) -> None:
+        if policy is not None:
+            instance(type(self).__name__, "policy", policy, slicing.SlicePolicy)
+        flag(type(self).__name__, "shadow", shadow)
         config = getattr(config, "config", config)
         text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        if not hasattr(text, "num_hidden_layers"):
+            raise ArgumentError.of(type(self).__name__, "config", type(config).__name__, "the configuration of a model")
+        self._check_options(page_size, params, capacity, dtype, text.num_hidden_layers)
         self.policy = slicing.SlicePolicy() if policy is None else policy
         self.page_size, self.capacity, self.dtype, self.shadow = page_size, capacity, dtype, shadow
         self._given_params = params
@@ -156,6 +167,18 @@ class SlicedCache(Cache):
         layers = [_Layer(self, i) for i in range(text.num_hidden_layers)]
         self._recorder = StatsRecorder(len(layers))
         super().__init__(layers=layers)
+
+    def _check_options(self, page_size: Any, params: Any, capacity: Any, dtype: Any, layers: int) -> None:
+        """What is used when the first keys come is refused here."""
+        op = type(self).__name__
+        integer(op, "page_size", page_size, 1, "1 or more tokens")
+        integer(op, "capacity", capacity, 0, "0 or more tokens")
+        if dtype is not None:
+            instance(op, "dtype", dtype, torch.dtype)
+        fits = params is None or (isinstance(params, Sequence) and len(params) == layers)
+        if not fits or not all(p is None or isinstance(p, slicing.SketchParams) for p in params or ()):
+            expected = f"a SketchParams or None for each of {layers} layers, or None"
+            raise ArgumentError.of(op, "params", type(params).__name__, expected)
 
     # --- what must be read
 
@@ -196,8 +219,9 @@ class SlicedCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last -`tokens_to_remove` columns (0 or negative, as in transformers)."""
-        if tokens_to_remove > 0:
-            raise ArgumentError.of("crop", "tokens_to_remove", tokens_to_remove, "0 or a negative number of tokens")
+        if not isinstance(tokens_to_remove, numbers.Integral) or tokens_to_remove > 0:
+            got = repr(tokens_to_remove)
+            raise ArgumentError.of("crop", "tokens_to_remove", got, "0 or a negative number of tokens")
         columns = min(-tokens_to_remove, self.get_seq_length())
         if columns == 0 or self.pages is None:
             return
@@ -212,15 +236,20 @@ class SlicedCache(Cache):
         self._kept.crop(self.get_seq_length())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
+        self._select("reorder_cache", "beam_idx", beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        integer("batch_repeat_interleave", "repeats", repeats, 1, "1 or more")
         if self.pages is not None:
             self.pages.repeat(repeats)
             self._live = None if self._live is None else self._live.repeat_interleave(repeats, dim=0)
             self._kept.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        self._select("batch_select_indices", "indices", indices)
+
+    def _select(self, op: str, arg: str, indices: Tensor) -> None:
+        indices = tensor(op, arg, indices, (*INTS, torch.bool), (-1,))
         if self.pages is not None:
             if indices.dtype == torch.bool:
                 indices = indices.nonzero()[:, 0]

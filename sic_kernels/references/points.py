@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
+from ..runtime.values import instance
+
 Span = tuple[int, int]
 
 
@@ -66,6 +68,7 @@ class Outline:
 
     def within(self, point: Point) -> Iterator[PointList]:
         """The lists inside of a point, at any depth."""
+        instance("Outline.within", "point", point, Point)
         begin, end = point.span
         first = bisect.bisect_left(self.lists, begin, key=lambda listed: listed.span[0])
         for listed in itertools.islice(self.lists, first, None):

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runtime import native
+from ..runtime.arguments import file_path, instance, integer
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.fingerprint import Fingerprint
 from .cursor import Cursor, boot_id
@@ -93,8 +94,11 @@ class CursorWord:
     """Progress of one run at a time, in memory (`path` None) or in a mapped file that survives the death of the process.
 
     The file is made if there is none; it survives kill -9 and a crash of the process, not the loss of power. One process at
-    a time may hold it (`SicError` otherwise); `StaleCursor` if the file is of another kind. Only the monotonic clock is used.
-    `mark` costs a fraction of a microsecond.
+    a time may hold it (`SicError` otherwise); `StaleCursor` if the file is of another kind or size. Only the monotonic clock is
+    used. `mark` costs a fraction of a microsecond.
+
+    While the word is in use nobody may make the file shorter: the next access would be to memory that is not there, and end the
+    process (SIGBUS). To be rid of a word, close it and delete its file.
     """
 
     def __init__(
@@ -109,10 +113,7 @@ class CursorWord:
         self._known: tuple[bytes, RunRecord | None] | None = None
         self._owner, self.clock = os.getpid(), clock
         self.holder: weakref.ref[Any] | None = None  # the plan that marks here
-        try:
-            self.path = None if path is None else os.fspath(path)
-        except TypeError:
-            raise ArgumentError.of(op, "path", type(path).__name__, "a path, or None") from None
+        self.path = None if path is None else file_path(op, "path", path, "a path, or None")
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked child has its own
         if self.path is None:
             self._memory = mmap.mmap(-1, PAGE, flags=private)
@@ -156,6 +157,7 @@ class CursorWord:
 
     def begin(self, record: RunRecord) -> None:
         """The next run: its record, then its first mark."""
+        instance("CursorWord.begin", "record", record, RunRecord)
         if os.getpid() != self._owner:
             raise SicError("progress word: of the process that this one was forked from: make another")
         self._check_open()
@@ -171,7 +173,12 @@ class CursorWord:
 
     def mark(self, epoch: int, layer: int, position: int) -> None:
         """Run `epoch` goes on with segment `layer` at `position`; everything before is done."""
-        self._view.mark(epoch, layer, position, self.clock())
+        try:  # what comes after every segment has no checks of its own
+            self._view.mark(epoch, layer, position, self.clock())
+        except TypeError:
+            for arg, value in (("epoch", epoch), ("layer", layer), ("position", position)):
+                integer("CursorWord.mark", arg, value, 0, "an integer, 0 or more", 64)
+            raise
 
     def read(self) -> tuple[RunRecord, Cursor] | None:
         """The last run and where it goes on; None if there was none. `StaleCursor` if the word or its record is damaged."""
@@ -204,7 +211,9 @@ class CursorWord:
         return bytes(self._memory[_WORD : _WORD + 8])
 
     def set_raw(self, word: bytes) -> None:
-        """For fault injection."""
+        """For fault injection: 8 bytes."""
+        if not isinstance(word, bytes | bytearray) or len(word) != 8:
+            raise ArgumentError.of("CursorWord.set_raw", "word", repr(word), "8 bytes")
         self._memory[_WORD : _WORD + 8] = word
 
     def __del__(self) -> None:

@@ -13,7 +13,12 @@ from .segments import Segment, Step
 
 
 class Engine(Protocol):
-    """Runs the segments of one run in order and marks each."""
+    """Runs the segments of one run in order and marks each.
+
+    separately: whether each is run by itself; fault injection asks for it, to cut off a graph of several where it likes.
+    """
+
+    separately: bool
 
     def begin(self, record: RunRecord) -> None:
         """What follows belongs to this run."""
@@ -30,6 +35,7 @@ class CpuEngine:
 
     def __init__(self, segments: Sequence[Segment], tensors: Mapping[str, torch.Tensor], word: CursorWord) -> None:
         self.segments, self.tensors, self.word = segments, tensors, word
+        self.separately = True  # which it always does
 
     def begin(self, record: RunRecord) -> None:
         self.record = record

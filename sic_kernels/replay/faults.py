@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import code_of, integer
+from ..runtime.arguments import code_of, instance, integer, real
 from ..runtime.errors import ArgumentError, SicError
 from .cursor import Cursor
 from .cursor_word import RunRecord
@@ -26,6 +27,7 @@ from .engine import Engine
 from .errors import PoolExhausted
 from .outcomes import Interrupted
 from .plan import ReplayPlan
+from .pool import MemoryPool
 from .verification import BITS, PLAIN, SMALL, fill, same_bits
 
 Tensor = torch.Tensor
@@ -43,13 +45,13 @@ class Clock:
     """A monotonic clock that stands still until it is told: nanoseconds, for `CursorWord(clock=...)`."""
 
     def __init__(self, now: int = 1_000_000_000) -> None:
-        self.now = now
+        self.now = integer("faults.Clock", "now", now, 0, "nanoseconds, 0 or more", 63)
 
     def __call__(self) -> int:
         return self.now
 
     def advance(self, milliseconds: float) -> None:
-        self.now += int(milliseconds * 1e6)
+        self.now += int(1e6 * real("faults.Clock.advance", "milliseconds", milliseconds, math.isfinite, "a number"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,9 @@ class StopPoint:
 
 
 class _Faulty:
-    """An engine that raises at a place."""
+    """An engine that raises at a place. The chunk of that place is run segment by segment, also where one graph has them all."""
+
+    separately = True
 
     def __init__(self, plan: ReplayPlan, engine: Engine, point: StopPoint) -> None:
         self.plan, self.engine, self.point = plan, engine, point
@@ -71,7 +75,9 @@ class _Faulty:
         self.engine.begin(record)
 
     def run(self, layer: int, position: int) -> None:
-        index = self.record.index(layer, position, len(self.plan.segments))
+        layers = len(self.plan.segments)
+        index = self.record.index(layer, position, layers)
+        self.engine.separately = index // layers == self.point.index // layers
         if index != self.point.index:
             return self.engine.run(layer, position)
         moment = self.point.moment
@@ -101,20 +107,25 @@ class _Faulty:
 @contextlib.contextmanager
 def stop_at(plan: ReplayPlan, index: int, moment: str = "mid_write") -> Iterator[None]:
     """Within, the plan's calls stop with `Injected` when they reach segment `index` of the run (counted over all chunks)."""
+    instance("faults.stop_at", "plan", plan, ReplayPlan)
     code_of("faults.stop_at", "moment", moment, {name: i for i, name in enumerate(MOMENTS)})
     point = StopPoint(integer("faults.stop_at", "index", index, 0, "the number of a segment"), moment)
-    if getattr(plan.engine, "strategy", "segments") != "segments":
-        raise ArgumentError.of("faults.stop_at", "plan", "strategy 'mask'", "a plan that stops after single segments")
-    engine = plan.engine
+    engine, separately = plan.engine, plan.engine.separately
     plan.engine = _Faulty(plan, engine, point)
     try:
         yield
     finally:
-        plan.engine = engine
+        plan.engine, engine.separately = engine, separately
 
 
 def tear(plan: ReplayPlan, before: Cursor, after: Cursor, low: int = 4) -> None:
     """Leaves a word whose `low` low bytes are of `after` and the others of `before`, as if its store had been cut in two."""
+    op = "faults.tear"
+    instance(op, "plan", plan, ReplayPlan)
+    for arg, cursor in (("before", before), ("after", after)):
+        instance(op, arg, cursor, Cursor)
+    if integer(op, "low", low, 0, "0 to 8 bytes") > 8:
+        raise ArgumentError.of(op, "low", low, "0 to 8 bytes")
     word = plan.word
     pieces = []
     for cursor in (before, after):
@@ -125,15 +136,23 @@ def tear(plan: ReplayPlan, before: Cursor, after: Cursor, low: int = 4) -> None:
 
 def poison(plan: ReplayPlan, names: Sequence[str]) -> None:
     """Fills every byte of these buffers with 0xff: NaN, -1, true."""
+    op = "faults.poison"
+    instance(op, "plan", plan, ReplayPlan)
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ArgumentError.of(op, "names", repr(names), "names of buffers")
     for name in names:
-        if name not in plan.tensors:
-            raise ArgumentError.of("faults.poison", "names", repr(name), "|".join(plan.tensors))
+        if not isinstance(name, str) or name not in plan.tensors:
+            raise ArgumentError.of(op, "names", repr(name), "|".join(plan.tensors))
+    for name in names:
         fill(plan.tensors[name], BITS)
 
 
 def churn(pool: Any, seed: int, steps: int = 64, part: str | None = None) -> None:
     """Random allocations and frees in a pool, all given back; what was allocated before must not notice."""
-    rng = random.Random(seed)
+    op = "faults.churn"
+    instance(op, "pool", pool, MemoryPool)
+    steps = integer(op, "steps", steps, 0, "0 or more")
+    rng = random.Random(integer(op, "seed", seed, 0, "an integer, 0 or more", 64))
     held: list[Any] = []
     options = {} if part is None else {"part": part}
     for _ in range(steps):
@@ -173,6 +192,9 @@ def campaign(
     chunk: a divisor of end - begin.  pool: churned between interruption and resume.
     """
     op = "faults.campaign"
+    instance(op, "plan", plan, ReplayPlan)
+    if pool is not None:
+        instance(op, "pool", pool, MemoryPool)
     count = integer(op, "count", count, 1, "1 or more")
     begin = integer(op, "begin", begin, 0, "0 or more")
     end = integer(op, "end", end, begin + 1, "an integer above begin")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..runtime import backends, native
+from ..runtime import backends, metrics, native
 from ..runtime.errors import ArgumentError, BackendError
 from ..runtime.log import get_logger
 from .cursor_word import CursorWord, RunRecord
@@ -101,6 +101,8 @@ class Device:
         self.native: Any = native.simt_module() if backend == "simt" else native.module()
         self.progress = self.native.DeviceProgress(word.address, self.place.index or 0, word)
         self.stream = 0
+        self.separately = False
+        self.replays = self.calls = 0  # launches that were not published yet: of graphs, of segments by themselves
         if backend == "cuda":
             self._side, self._pool = torch.cuda.Stream(self.place), torch.cuda.MemPool()
 
@@ -117,6 +119,12 @@ class Device:
         self.progress.wait(0)
         if self.backend == "cuda":
             self.stream = torch.cuda.current_stream(self.place).cuda_stream
+
+    def publish(self) -> None:
+        """The launches since the last time into the metric."""
+        replays, launches = self.replays, self.replays + self.calls
+        self.replays = self.calls = 0
+        metrics.get("sic_graph_replay_ratio").add(replays, launches)
 
     def captured(self, functions: Sequence[Any]) -> Any:
         """A graph with a segment for each function. What they allocate comes from a pool that lives as long as the plan."""
@@ -157,6 +165,7 @@ class Graphs:
         """Launches segment `layer` with its mark, and maybe later ones; returns the first that it did not launch."""
         if layer in self.graphs:
             self.graphs[layer].replay(self.device.stream)
+            self.device.replays += 1
         else:
             self._call(layer)
             self.graphs[layer] = self.device.captured([lambda: self._captured(layer)])
@@ -164,6 +173,7 @@ class Graphs:
         return layer + 1
 
     def _call(self, layer: int) -> None:
+        self.device.calls += 1
         try:
             with self.device.current():
                 self.segments[layer].fn(self.steps[layer])
@@ -187,11 +197,13 @@ class MaskedGraph(Graphs):
         self._called: set[int] = set()
 
     def run(self, layer: int) -> int:
-        if not self.graphs and len(self._called) == len(self.segments):
+        whole = not self.device.separately
+        if whole and not self.graphs and len(self._called) == len(self.segments):
             functions = [lambda i=i: self._captured(i) for i in range(len(self.segments))]
             self.graphs[0] = self.device.captured(functions)
-        if self.graphs:
+        if whole and self.graphs:
             self.graphs[0].replay(self.device.stream, layer)
+            self.device.replays += 1
             return len(self.segments)
         self._call(layer)
         self._called.add(layer)
@@ -212,9 +224,17 @@ class GraphEngine:
     ) -> None:
         self.segments, self.tensors, self.word = segments, tensors, word
         self._device = Device(backend, tensors, word)
-        self.strategy, self._make = strategy, MaskedGraph if strategy == "mask" else Graphs
+        self._make = MaskedGraph if strategy == "mask" else Graphs
         self._sizes: collections.OrderedDict[int, Graphs] = collections.OrderedDict()
         self._lost: ContextPoisoned | None = None
+
+    @property
+    def separately(self) -> bool:
+        return self._device.separately
+
+    @separately.setter
+    def separately(self, value: bool) -> None:
+        self._device.separately = value
 
     def begin(self, record: RunRecord) -> None:
         self._watched(self._device.begin)
@@ -243,6 +263,7 @@ class GraphEngine:
         return until
 
     def settle(self, at: int) -> int:
+        self._device.publish()
         self._watched(self._device.progress.wait, 0)
         done = segments_done(self.record, self.word, len(self.segments))
         launched = max(at, self._launched)

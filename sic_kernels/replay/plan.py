@@ -4,7 +4,6 @@ never stopped."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
@@ -16,16 +15,27 @@ from typing import Any
 import torch
 
 from ..runtime import config, fallback, metrics, trace
-from ..runtime.arguments import code_of, described, instance, integer, is_dense, real
+from ..runtime.arguments import code_of, flag, instance, integer
 from ..runtime.errors import ArgumentError, SicError
 from ..runtime.fingerprint import Fingerprint
 from ..runtime.log import get_logger
-from .cursor import MAX_POSITIONS, Cursor, boot_id
+from .checks import (
+    Limits,
+    check_contract,
+    checked_inputs,
+    checked_names,
+    checked_record,
+    checked_seed,
+    checked_span,
+    cursor_of,
+    own_record,
+)
+from .cursor import Cursor, boot_id
 from .cursor_word import MAX_FINGERPRINT, RETIRED, CursorWord, RunRecord, process_id
 from .engine import CpuEngine, Engine
 from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, PlanError, StaleCursor
 from .outcomes import Explanation, Interrupted, Progress, Result
-from .segments import Segment, bound, check_flow, digest_of
+from .segments import Segment, bound, digest_of
 from .verification import hazards
 
 Tensor = torch.Tensor
@@ -37,7 +47,8 @@ MISMATCH = {"raise": 0, "recompute": 1}
 class ReplayPlan:
     """Segments over named buffers, run in order over the chunks of a text, with a mark after each.
 
-    Thread-safe: calls run one after another. Deterministic if `verify` finds no hazard: a run that was stopped any number of
+    Thread-safe: calls run one after another; one that has waited `timeout_ms` for another which made no mark in that time gives
+    up (`SicError`). Deterministic if `verify` finds no hazard: a run that was stopped any number of
     times, after any segment, in the middle of one, or by the death of the process, ends with the bits of one that was not.
 
     The clock is monotonic. A cursor of `timeout_ms` milliseconds (default: SIC_CURSOR_TIMEOUT_MS) or older has expired.
@@ -54,16 +65,17 @@ class ReplayPlan:
         word: CursorWord,
         timeout_ms: int,
     ) -> None:
+        self.buffers = bound(segments, buffers)
         self.segments, self.fingerprint, self.backend = tuple(segments), fingerprint, backend
-        self.inputs, self.outputs, self.word, self.timeout_ms = tuple(inputs), tuple(outputs), word, timeout_ms
-        self.buffers = bound(self.segments, buffers)
-        self._check_ends()
-        check_flow(self.segments, self.buffers, self.outputs)
+        self.inputs, self.outputs = checked_names("inputs", inputs), checked_names("outputs", outputs)
+        self.word, self.timeout_ms = word, timeout_ms
+        check_contract(self.segments, self.buffers, self.inputs, self.outputs)
         self.names = tuple(s.name for s in self.segments)
         self.digest = digest_of(self.segments, self.buffers, backend)
         self.tensors = MappingProxyType({name: b.tensor for name, b in self.buffers.items()})
         self._anew: dict[int, str] = {}  # runs of this process that stand in for refused ones, and why
         self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
+        self._turns = 0  # calls that have had the lock
         self._poisoned: str | None = None
         self.engine: Engine = CpuEngine(self.segments, self.tensors, word)
 
@@ -118,19 +130,6 @@ class ReplayPlan:
         """What each buffer is, by name."""
         return {name: buffer.identity for name, buffer in self.buffers.items()}
 
-    def _check_ends(self) -> None:
-        """Inputs and outputs are buffers, and nobody writes an input."""
-        written = {name for s in self.segments for name in (*s.writes, *(r.name for r in s.rows))}
-        for arg, names in (("inputs", self.inputs), ("outputs", self.outputs)):
-            if not all(isinstance(name, str) for name in names):
-                raise ArgumentError.of("ReplayPlan.capture", arg, repr(names), "names of buffers")
-        for name in self.outputs:
-            if name not in self.buffers:
-                raise ArgumentError.of("ReplayPlan.capture", "outputs", repr(name), "the name of a buffer")
-        for name in self.inputs:
-            if name not in self.buffers or name in written:
-                raise ArgumentError.of("ReplayPlan.capture", "inputs", repr(name), "a buffer that no segment writes")
-
     @property
     def clock(self) -> Callable[[], int]:
         """Nanoseconds, monotonic."""
@@ -162,15 +161,14 @@ class ReplayPlan:
         through, and `cursor()` then says where to go on. Raises ArgumentError before anything is touched.
         """
         op = "ReplayPlan.run"
-        begin, end = self._checked_span(op, begin, end)
+        begin, end = checked_span(op, self, begin, end)
         chunk = end - begin if chunk is None else integer(op, "chunk", chunk, 1, "an integer, 1 or more")
-        if type(seed) is not int or not 0 <= seed < 1 << 64:
-            raise ArgumentError.of(op, "seed", repr(seed), "an integer of 64 bits, 0 or more")
-        limits = _Limits.of(op, deadline_ms, stop, retries)
-        given = self._checked_inputs(op, inputs)
+        seed, given_before = checked_seed(op, seed), flag(op, "rows_given", rows_given)
+        limits = Limits.of(op, deadline_ms, stop, retries)
+        given = checked_inputs(op, self, inputs)
         with self._turn(op):
             self._check_alive()
-            if begin > (length := self.length) and not rows_given and any(segment.rows for segment in self.segments):
+            if begin > (length := self.length) and not given_before and any(segment.rows for segment in self.segments):
                 expected = f"at most {length}, the tokens whose rows earlier runs have filled (or rows_given=True)"
                 raise ArgumentError.of(op, "begin", begin, expected)
             epoch = self._retire(begin)
@@ -199,12 +197,13 @@ class ReplayPlan:
         """
         op = "ReplayPlan.resume"
         anew = code_of(op, "on_mismatch", on_mismatch, MISMATCH) == 1
-        limits = _Limits.of(op, deadline_ms, stop, retries)
+        limits = Limits.of(op, deadline_ms, stop, retries)
         rate = metrics.get("sic_cursor_recovery_rate")
         with self._turn(op):
             try:
-                found = _cursor_of(op, cursor)
-                record = self._checked(found)
+                found = cursor_of(op, cursor)
+                self._check_alive()
+                record = checked_record(self, found)
                 first = self._index(record, found)
             except (CursorError, ContextPoisoned) as error:
                 rate.add(0, 1)
@@ -212,17 +211,17 @@ class ReplayPlan:
                 if not anew or not self._can_be_made_anew(error, found):
                     raise
                 fallback.report(_log, "run %d is computed anew: %s", found.epoch, error, level=logging.WARNING)
-                record, first = self._begin_anew(self._own_record(found), str(error)), 0
+                record, first = self._begin_anew(own_record(self, found), str(error)), 0
             else:
                 rate.add(1, 1)
-                metrics.get("sic_graph_replay_ratio").add(first, self._total(record))
+                metrics.get("sic_cursor_skipped_ratio").add(first, self._total(record))
             return self._go(record, first, "replay.resume", limits)
 
     def _can_be_made_anew(self, error: Exception, cursor: Cursor) -> bool:
         """Not where rows before the run's first token are another model's, and not under SIC_STRICT."""
         if config.current().strict or not isinstance(error, CursorExpired | FingerprintMismatch):
             return False
-        alone = self._own_record(cursor).begin == 0 or not any(segment.rows for segment in self.segments)
+        alone = own_record(self, cursor).begin == 0 or not any(segment.rows for segment in self.segments)
         return alone or isinstance(error, CursorExpired)
 
     @property
@@ -237,7 +236,7 @@ class ReplayPlan:
         if last is None or last[0].plan != self.digest or last[0].boot != boot_id():
             return 0
         same = last[0].fingerprint == self.fingerprint
-        return last[1].position if same and (last[0].process == process_id() or not self._mortal()) else 0
+        return last[1].position if same and (last[0].process == process_id() or not self.mortal) else 0
 
     def cursor(self) -> Cursor | None:
         """Where the last run goes on, from the progress word: also that of a process that died. None: nothing is left to do.
@@ -251,12 +250,13 @@ class ReplayPlan:
 
     def explain(self, cursor: Cursor | bytes) -> Explanation:
         """What `resume` would do; runs nothing. `StaleCursor` for bytes that are no cursor, or of a run that is not the last."""
-        found = _cursor_of("ReplayPlan.explain", cursor)
-        record = self._own_record(found)
+        found = cursor_of("ReplayPlan.explain", cursor)
+        record = own_record(self, found)
         refusal: CursorError | None = None
         first = total = self._total(record)
         try:
-            self._checked(found)
+            self._check_alive()
+            checked_record(self, found)
             first = self._index(record, found)
         except CursorError as error:
             refusal = error
@@ -271,8 +271,9 @@ class ReplayPlan:
         the step: the plan's own are not touched. Costs about eight runs of the segments and three copies of the buffers.
         """
         op = "ReplayPlan.verify"
-        begin, end = self._checked_span(op, begin, end)
-        given = self._checked_inputs(op, inputs)
+        seed = checked_seed(op, seed)
+        begin, end = checked_span(op, self, begin, end)
+        given = checked_inputs(op, self, inputs)
         with self._turn(op):
             self._check_alive()
             return hazards(self.segments, self.tensors, given, begin, end, seed)
@@ -286,39 +287,30 @@ class ReplayPlan:
             raise SicError(f"{op}: the plan was made before this process was forked: capture it again")
         if getattr(self._running, "here", False):
             raise SicError(f"{op}: called from within a segment of the same plan")
-        with self._lock:
-            self._running.here = True
-            try:
-                yield
-            finally:
-                self._running.here = False
+        self._acquire(op)
+        self._turns, self._running.here = self._turns + 1, True
+        try:
+            yield
+        finally:
+            self._running.here = False
+            self._lock.release()
 
-    def _checked_inputs(self, op: str, inputs: Any) -> dict[str, Tensor]:
-        if inputs is None:
-            return {}
-        if not isinstance(inputs, Mapping):
-            raise ArgumentError.of(op, "inputs", type(inputs).__name__, "a mapping from names to tensors")
-        for name, value in inputs.items():
-            if name not in self.inputs:
-                raise ArgumentError.of(
-                    op, "inputs", repr(name), "|".join(self.inputs) or "none: the plan has no inputs"
-                )
-            want = self.tensors[name]
-            if not is_dense(value) or value.dtype != want.dtype or value.shape != want.shape:
-                raise ArgumentError.of(op, f"inputs[{name!r}]", described(value), described(want))
-        return dict(inputs)
-
-    def _checked_span(self, op: str, begin: Any, end: Any) -> tuple[int, int]:
-        """Tokens that every buffer addressed by position has room for."""
-        begin = integer(op, "begin", begin, 0, "0 to 2^28 - 2")
-        end = begin + 1 if end is None else integer(op, "end", end, begin + 1, "an integer above begin, below 2^28")
-        if end >= MAX_POSITIONS:
-            raise ArgumentError.of(op, "end", end, "below 2^28")
-        for rows in (r for s in self.segments for r in s.rows):
-            room = self.tensors[rows.name].shape[rows.axis]
-            if end > room:
-                raise ArgumentError.of(op, "end", end, f"at most {room}, the rows of {rows.name!r}")
-        return begin, end
+    def _acquire(self, op: str) -> None:
+        """Waits for the call that is running for as long as it gets on; one whose segment waits for this call never does."""
+        if self._lock.acquire(blocking=False):
+            return
+        waited, seen = metrics.get("sic_plan_wait_timeout_ratio"), None
+        while (now := (self._turns, self.word.raw())) != seen:
+            seen = now
+            if self._lock.acquire(timeout=self.timeout_ms / 1000):
+                waited.add(0, 1)
+                return
+        waited.add(1, 1)
+        why = (
+            f"another call of the plan has made no mark for {self.timeout_ms} ms: does its segment wait for this call?"
+        )
+        _log.error("%s: gave up: %s", op, why)
+        raise SicError(f"{op}: {why}")
 
     def _retire(self, begin: int) -> int:
         """The last run cannot go on from here, and its rows count up to the first token of the next; the number of that."""
@@ -338,40 +330,6 @@ class ReplayPlan:
         for buffer in self.buffers.values():
             buffer.check()
 
-    def _own_record(self, cursor: Cursor) -> RunRecord:
-        """The record of the cursor's run, which must be the last one."""
-        last = self.word.read()
-        if last is None or last[0].epoch != cursor.epoch:
-            newest = "none" if last is None else f"run {last[0].epoch}"
-            raise StaleCursor(f"cursor: of run {cursor.epoch}, the last one here is {newest}")
-        return last[0]
-
-    def _checked(self, cursor: Cursor) -> RunRecord:
-        """The cursor's record, if it may be resumed here and now."""
-        self._check_alive()
-        record = self._own_record(cursor)
-        if cursor.boot != boot_id():
-            raise StaleCursor("cursor: made before the machine was started again")
-        if cursor.plan != self.digest:
-            raise StaleCursor("cursor: of a plan with other segments or buffers")
-        if record.process != process_id() and (name := self._mortal()):
-            detail = "allocate it by name in a MemoryPool with a backing file"
-            raise StaleCursor(f"buffer {name!r}: died with its process: {detail}")
-        if cursor.rng != record.seed:
-            raise StaleCursor(f"cursor: seed {cursor.rng}, the run has {record.seed}")
-        self._check_place(record, cursor)
-        if record.fingerprint != self.fingerprint:
-            field, (saved, live) = next(iter(record.fingerprint.diff(self.fingerprint).items()))
-            raise FingerprintMismatch(field, saved, live)
-        if cursor.fingerprint != self.fingerprint.digest:
-            raise FingerprintMismatch("digest", cursor.fingerprint.hex(), self.fingerprint.digest.hex())
-        age = (self.clock() - cursor.stamp) / 1e6
-        if age < 0:
-            raise StaleCursor("cursor: of the future: its clock is another")
-        if age >= self.timeout_ms:
-            raise CursorExpired(f"cursor: {age:.0f} ms old, the limit is {self.timeout_ms} ms")
-        return record
-
     def _begin_anew(self, record: RunRecord, why: str) -> RunRecord:
         """The same run as a new one of this plan."""
         epoch = self._retire(record.begin)
@@ -382,7 +340,8 @@ class ReplayPlan:
         self._anew = {epoch: why}
         return new
 
-    def _mortal(self) -> str | None:
+    @property
+    def mortal(self) -> str | None:
         """A buffer that segments name and that does not outlive the process."""
         names = (name for segment in self.segments for name in segment.names)
         return next((name for name in names if not self.buffers[name].survives), None)
@@ -390,25 +349,11 @@ class ReplayPlan:
     def _total(self, record: RunRecord) -> int:
         return record.index(0, record.end, len(self.segments))
 
-    def _check_place(self, record: RunRecord, cursor: Cursor) -> None:
-        """The cursor names a segment of the run, and the run has not gone on since."""
-        offset = cursor.position - record.begin
-        if cursor.layer >= len(self.segments) or not 0 <= offset < record.end - record.begin or offset % record.chunk:
-            detail = (
-                f"the run has {len(self.segments)} segments and tokens {record.begin} to {record.end} by {record.chunk}"
-            )
-            raise StaleCursor(f"cursor: layer {cursor.layer}, position {cursor.position}: {detail}")
-        mark = self.word.read()
-        if mark is not None and (mark[1].layer, mark[1].position) != (cursor.layer, cursor.position):
-            raise StaleCursor(
-                f"cursor: the run has gone on to layer {mark[1].layer}, position {mark[1].position}, since it was made"
-            )
-
     def _index(self, record: RunRecord, cursor: Cursor) -> int:
         """The number of the segment, over the whole run, that the cursor names."""
         return record.index(cursor.layer, cursor.position, len(self.segments))
 
-    def _go(self, record: RunRecord, first: int, kind: str, limits: _Limits) -> Result | Interrupted:
+    def _go(self, record: RunRecord, first: int, kind: str, limits: Limits) -> Result | Interrupted:
         """Segments `first` and later of the run."""
         began, total, layers = self.clock(), self._total(record), len(self.segments)
         over = limits.watch(self.clock, began)
@@ -463,41 +408,3 @@ class ReplayPlan:
     def _cursor_at(self, record: RunRecord, at: int) -> Cursor:
         (layer, position), digest = record.place(at, len(self.segments)), record.fingerprint.digest
         return Cursor(layer, position, record.epoch, digest, record.seed, self.clock(), record.plan, record.boot)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Limits:
-    """What may stop a run."""
-
-    nanoseconds: int | None
-    asked: Callable[[], bool]
-    retries: int
-
-    @classmethod
-    def of(cls, op: str, deadline_ms: Any, stop: Any, retries: Any) -> _Limits:
-        within = None
-        if deadline_ms is not None:
-            within = int(1e6 * real(op, "deadline_ms", deadline_ms, lambda x: 0 <= x < 1e12, "milliseconds, 0 or more"))
-        asked = (lambda: False) if stop is None else getattr(stop, "is_set", stop)
-        if not callable(asked):
-            raise ArgumentError.of(op, "stop", type(stop).__name__, "an Event, or a function")
-        return cls(within, asked, integer(op, "retries", retries, 0, "an integer, 0 or more"))
-
-    def watch(self, clock: Callable[[], int], began: int) -> Callable[[], str]:
-        """A function that says why to stop now, or ""."""
-        limit = None if self.nanoseconds is None else began + self.nanoseconds
-
-        def over() -> str:
-            if self.asked():
-                return "stop"
-            return "deadline" if limit is not None and clock() >= limit else ""
-
-        return over
-
-
-def _cursor_of(op: str, cursor: Any) -> Cursor:
-    if isinstance(cursor, Cursor):
-        return cursor
-    if not isinstance(cursor, bytes | bytearray | memoryview):
-        raise ArgumentError.of(op, "cursor", type(cursor).__name__, "a Cursor, or its bytes")
-    return Cursor.from_bytes(bytes(cursor))

@@ -19,14 +19,14 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import torch
 
 from ..runtime import config, metrics, native
-from ..runtime.arguments import flag, integer, torch_device
+from ..runtime.arguments import file_path, flag, integer, real, torch_device
 from ..runtime.errors import ArgumentError
 from .errors import PoolError
 
@@ -171,7 +171,9 @@ class MemoryPool:
     the parts that were cut the most, the first of equals first. So quotas sum to `pool.nbytes` exactly.
     device: "cpu": pages are reserved, and cost nothing until they are touched. Others: one tensor of torch's allocator.
     backing: the path of a file that the memory is mapped from (cpu only). It outlives the process, but not a loss of power. A
-    file that is there is attached, and must have been made with the same arguments. One process at a time.
+    file that is there is attached, and must have been made with the same arguments; one of another size than it was made with is
+    a `PoolError`. One process at a time. Nobody may make the file shorter while it is mapped, which is as long as the pool or a
+    tensor of it is held: an access behind its end would end the process (SIGBUS).
     poison: freed memory is filled with 0xFB, and checked when it is given out again: `PoolError` naming the block that was
     written after it was freed. None: as SIC_CHECK says. cpu only.
     max_names: blocks with a name, at a time, in a file (512 bytes each, reserved).
@@ -195,8 +197,10 @@ class MemoryPool:
         op = "MemoryPool"
         place = torch_device(op, device)
         on_cpu = place.type == "cpu"
+        share = real(op, "fraction", fraction, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        names = integer(op, "max_names", max_names, 1, "1 to 2^24")
         if nbytes is None:
-            nbytes = _share_of_memory(op, place, fraction)
+            nbytes = _share_of_memory(op, place, share)
         quotas = _quotas(op, integer(op, "nbytes", nbytes, UNIT, f"at least {UNIT} bytes", _BITS), parts, weights)
         poisoned = _poison(op, poison, on_cpu)
         if backing is None:
@@ -204,8 +208,7 @@ class MemoryPool:
             return
         if not on_cpu:
             raise ArgumentError.of(op, "backing", f"a file for {place}", "None: only the CPU's memory can be a file")
-        path = os.fspath(backing)
-        names = integer(op, "max_names", max_names, 1, "1 to 2^24")
+        path = file_path(op, "backing", backing, "a path, or None")
         if not os.path.exists(path):
             self._start(native.module().MemoryPool.create(path, quotas, names, poisoned), place, path)
             return
@@ -223,8 +226,9 @@ class MemoryPool:
 
         `ArgumentError` if it cannot be opened; `PoolError` if it is no pool's, of another version, damaged, or in use.
         """
-        self, path = cls.__new__(cls), os.fspath(path)
-        bound = native.module().MemoryPool.attach(path, _poison("MemoryPool.attach", poison, True))
+        op = "MemoryPool.attach"
+        self, path = cls.__new__(cls), file_path(op, "path", path)
+        bound = native.module().MemoryPool.attach(path, _poison(op, poison, True))
         self._start(bound, torch.device("cpu"), path)
         return self
 
@@ -299,10 +303,9 @@ class MemoryPool:
 
     def alive(self, offset: int, generation: int) -> bool:
         """Whether the block that was given out at this offset with this generation is still in use."""
-        numbers = [
-            integer("MemoryPool.alive", "block", n, 0, "an offset and a generation", 63) for n in (offset, generation)
-        ]
-        return self._native.is_alive(*numbers)
+        op = "MemoryPool.alive"
+        place = integer(op, "offset", offset, 0, "that of a block", 63)
+        return self._native.is_alive(place, integer(op, "generation", generation, 0, "that of a block", 63))
 
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -398,7 +401,7 @@ class MemoryPool:
         return memory[block.offset : block.offset + block.nbytes].view(block.dtype).view(block.shape)
 
     def _index(self, op: str, part: str) -> int:
-        if part not in self._quotas:
+        if not isinstance(part, str) or part not in self._quotas:
             raise ArgumentError.of(op, "part", repr(part), "|".join(self._names))
         return self._names.index(part)
 
@@ -415,8 +418,6 @@ class MemoryPool:
 
 
 def _share_of_memory(op: str, device: torch.device, fraction: float) -> int:
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        raise ArgumentError.of(op, "fraction", repr(fraction), "a number in (0, 1]")
     if device.type == "cpu":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     elif device.type == "cuda":
@@ -428,9 +429,12 @@ def _share_of_memory(op: str, device: torch.device, fraction: float) -> int:
 
 def _quotas(op: str, nbytes: int, parts: Sequence[str], weights: Sequence[float]) -> list[tuple[str, int]]:
     """Part and bytes: by the largest remainders, in units."""
+    for arg, value, expected in (("parts", parts, "names"), ("weights", weights, "positive numbers")):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ArgumentError.of(op, arg, repr(value), f"a sequence of {expected}")
     names, shares = list(parts), list(weights)
-    if not all(isinstance(name, str) for name in names):
-        raise ArgumentError.of(op, "parts", names, "names")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError.of(op, "parts", names, "names, one or more")
     right = all(isinstance(w, (int, float)) and not isinstance(w, bool) and 0 < w < math.inf for w in shares)
     if len(shares) != len(names) or not right:
         raise ArgumentError.of(op, "weights", shares, f"{len(names)} positive numbers, one for each of {names}")

@@ -35,7 +35,7 @@ def uniform(key: Tensor | Sequence[int], *, out: Tensor, backend: str | None = N
 
 def key_tensor(key: Sequence[int], device: torch.device) -> Tensor:
     """(seed, position, layer) as `uniform` takes it from a device: the 64 bits of each."""
-    numbers = list(key)
+    numbers = list(key) if isinstance(key, Sequence) else []
     if len(numbers) != 3 or any(type(n) is not int or not -(1 << 63) <= n < 1 << 64 for n in numbers):
         raise ArgumentError.of("uniform", "key", repr(key), "three integers of 64 bits: seed, position, layer")
     return torch.tensor([n - (n >> 63 << 64) if n > 0 else n for n in numbers], dtype=torch.int64, device=device)

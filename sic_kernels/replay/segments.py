@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..runtime.arguments import described, flag, instance, is_dense
+from ..runtime.arguments import described, flag, instance, integer, is_dense, text
 from ..runtime.errors import ArgumentError
 from .cursor import MAX_LAYERS
-from .errors import PlanError, StaleCursor
+from .errors import StaleCursor
 from .random import uniform
 
 Tensor = torch.Tensor
@@ -26,6 +25,10 @@ class Rows:
 
     name: str
     axis: int = 0
+
+    def __post_init__(self) -> None:
+        text("Rows", "name", self.name, "the name of a buffer")
+        object.__setattr__(self, "axis", integer("Rows", "axis", self.axis, 0, "the number of a dimension"))
 
 
 class Step:
@@ -100,9 +103,14 @@ class Segment:
         object.__setattr__(self, "rng", flag("Segment", "rng", self.rng))
 
     @property
+    def changes(self) -> tuple[str, ...]:
+        """The buffers that it writes to, wholly or by rows."""
+        return (*self.writes, *(r.name for r in self.rows))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every buffer that it names."""
-        return (*self.reads, *self.writes, *(r.name for r in self.rows))
+        return (*self.reads, *self.changes)
 
 
 class Buffer:
@@ -168,72 +176,11 @@ def bound(segments: Sequence[Segment], buffers: Mapping[str, Any]) -> dict[str, 
     for segment in segments:
         for rows in segment.rows:
             rank = found[rows.name].tensor.ndim
-            if type(rows.axis) is not int or not 0 <= rows.axis < rank:
+            if rows.axis >= rank:
                 raise ArgumentError.of(
                     "ReplayPlan.capture", f"rows of {segment.name!r}", f"axis {rows.axis!r}", f"0 to {rank - 1}"
                 )
     return found
-
-
-def check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outputs: Sequence[str]) -> None:
-    """`PlanError` where a segment, cut off and run again, could not find what it read the first time.
-
-    in_place: it writes what it reads, or two buffers that are written share memory. no_producer: it reads what only later
-    segments write (what none writes is an input, or a constant). stale_boundary: it overwrites,
-    or leaves behind, a result that nobody has read: some segment reads the wrong one of two buffers.
-    """
-    written = {name for s in segments for name in s.writes}
-    _check_disjoint(segments, buffers)
-    unread: dict[str, str] = {}
-    fresh: set[str] = set()
-    for segment in segments:
-        changed = [buffers[name] for name in (*segment.writes, *(r.name for r in segment.rows))]
-        for name in segment.reads:
-            _check_apart(segment, buffers[name], changed)
-            if name in written and name not in fresh:
-                raise PlanError(segment.name, "no_producer", f"reads {name!r}, which no segment before it has written")
-            unread.pop(name, None)
-        for name in segment.writes:
-            if name in unread:
-                detail = f"overwrites {name!r} of segment {unread[name]!r}, which nobody has read"
-                raise PlanError(segment.name, "stale_boundary", detail)
-            unread[name] = segment.name
-            fresh.add(name)
-    for name, by in unread.items():
-        if name not in outputs:
-            raise PlanError(
-                by, "stale_boundary", f"writes {name!r}, which no later segment reads and which is no output"
-            )
-
-
-def _check_disjoint(segments: Sequence[Segment], buffers: Mapping[str, Buffer]) -> None:
-    """No two buffers that are written share memory."""
-    owner = {name: s.name for s in segments for name in (*s.writes, *(r.name for r in s.rows))}
-    names = sorted(owner, key=lambda name: buffers[name].tensor.data_ptr())
-    for one, other in itertools.pairwise(names):
-        if _share(buffers[one].tensor, buffers[other].tensor):
-            raise PlanError(owner[other], "in_place", f"{one!r} and {other!r}, which are both written, share memory")
-
-
-def _check_apart(segment: Segment, read: Buffer, changed: Sequence[Buffer]) -> None:
-    for other in changed:
-        if _share(read.tensor, other.tensor):
-            detail = f"reads {read.name!r} and writes {other.name!r} in the same memory: use two buffers in turn"
-            raise PlanError(segment.name, "in_place", detail)
-
-
-def _share(a: Tensor, b: Tensor) -> bool:
-    """Whether both surely have memory in common: views that are interleaved are taken as meant."""
-    (begin, end), (first, last) = _extent(a), _extent(b)
-    return begin < last and first < end and (begin == first or (a.is_contiguous() and b.is_contiguous()))
-
-
-def _extent(x: Tensor) -> tuple[int, int]:
-    """First and last byte (exclusive) of what a tensor can reach."""
-    if x.numel() == 0:
-        return 0, 0
-    reach = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
-    return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
 
 
 def digest_of(segments: Sequence[Segment], buffers: Mapping[str, Buffer], backend: str) -> int:

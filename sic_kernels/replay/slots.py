@@ -35,6 +35,10 @@ def prefix_digest(tokens: Any) -> bytes:
 
     tokens: integers from 0 to 2^31 - 1: a sequence, a NumPy or a torch vector of any integer type.
     """
+    return _digest("prefix_digest", "tokens", tokens)
+
+
+def _digest(op: str, arg: str, tokens: Any) -> bytes:
     try:
         ids = np.asarray(tokens.cpu() if isinstance(tokens, torch.Tensor) else tokens)
     except (TypeError, ValueError, OverflowError):
@@ -42,9 +46,9 @@ def prefix_digest(tokens: Any) -> bytes:
     if ids.size == 0 and ids.ndim == 1:
         ids = ids.astype(np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ArgumentError.of("prefix_digest", "tokens", described(tokens), "a vector of integers")
+        raise ArgumentError.of(op, arg, described(tokens), "a vector of integers")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < 1 << 31:
-        raise ArgumentError.of("prefix_digest", "tokens", f"{ids.min()} to {ids.max()}", "ids from 0 to 2^31 - 1")
+        raise ArgumentError.of(op, arg, f"{ids.min()} to {ids.max()}", "ids from 0 to 2^31 - 1")
     return hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
 
 
@@ -97,7 +101,7 @@ class SlotStore:
         op = "SlotStore"
         if not isinstance(pool, MemoryPool):
             raise ArgumentError.of(op, "pool", type(pool).__name__, "a MemoryPool")
-        if part not in pool.quotas:
+        if not isinstance(part, str) or part not in pool.quotas:
             raise ArgumentError.of(op, "part", repr(part), "|".join(pool.quotas))
         self._pool, self._part = pool, part
         self._capacity = integer(op, "capacity", capacity, 1, "1 to 2^24 entries")
@@ -141,7 +145,12 @@ class SlotStore:
         if type(fingerprint) is Fingerprint:
             fingerprint = fingerprint.digest
         if type(prefix) is not bytes:
-            prefix = prefix_digest(prefix)
+            prefix = _digest("SlotStore.get", "prefix", prefix)
+        if (
+            type(allow_approximate) is not bool or type(pin) is not bool
+        ):  # which the native call would take as one of them
+            allow_approximate = flag("SlotStore.get", "allow_approximate", allow_approximate)
+            pin = flag("SlotStore.get", "pin", pin)
         slot = self._slots.get(self._lookup(fingerprint, prefix, layer, allow_approximate, pin))
         if trace.active():
             _record("get", layer, slot)
@@ -175,7 +184,7 @@ class SlotStore:
         """
         op = "SlotStore.put"
         model = fingerprint.digest if isinstance(fingerprint, Fingerprint) else fingerprint
-        digests = (model, prefix if isinstance(prefix, bytes) else prefix_digest(prefix))
+        digests = (model, prefix if isinstance(prefix, bytes) else _digest(op, "prefix", prefix))
         kind, pinned = flag(op, "exact", exact), flag(op, "pin", pin)
         if not is_dense(tensor) or tensor.device != self._pool.device or tensor.numel() == 0:
             got = f"{described(tensor)} on {getattr(tensor, 'device', None)}"

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import ArgumentError
@@ -67,8 +68,8 @@ RULES = (
          too_low="the pool is larger than needed: lower MemoryPool(fraction=...) and give the memory to the cache",
          too_high="the pool is nearly full and will refuse: raise MemoryPool(fraction=...), evict slots earlier, or trim()"),
     Rule("sic_graph_replay_ratio", 0.92, None,
-         "segments run again instead of being replayed: resume from cursors, keep shapes in their context bucket so that "
-         "graphs are not captured anew"),
+         "segments are called and captured instead of being replayed: keep one plan for all runs, and chunks of few sizes "
+         "(the graphs of 8 are kept)"),
     Rule("sic_redundancy_elimination_ratio", 0.0, None, counts_events=False, signed=True,
          too_low="a token takes longer than before: compare `python -m sic_kernels bench` on this machine, and whether "
          "sequences are long enough for slices (SlicePolicy.min_len)"),
@@ -96,6 +97,8 @@ class Advice:
 
 def advise(snapshot: Snapshot) -> list[Advice]:
     """Every rule, in the order of the table. snapshot: of `read`."""
+    if not isinstance(snapshot, Mapping) or not all(isinstance(readings, Mapping) for readings in snapshot.values()):
+        raise ArgumentError.of("advise", "snapshot", type(snapshot).__name__, "a snapshot, of read")
     return [_judged(rule, snapshot.get(rule.metric, {}).get(rule.label)) for rule in RULES]
 
 

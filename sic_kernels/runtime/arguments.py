@@ -1,50 +1,22 @@
-"""Arguments of public functions that the native layer cannot check: names, numbers, the library's own classes, and the
-arrays of what torch computes."""
+"""Arguments of public functions that the native layer cannot check: those of `values`, and the arrays of what torch computes."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import numbers
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .arrays import as_torch, has_negative_strides
 from .errors import ArgumentError
-
-
-def code_of(op: str, arg: str, value: str, table: dict[str, int]) -> int:
-    """The number of an enumerated argument."""
-    if not isinstance(value, str) or value not in table:
-        raise ArgumentError.of(op, arg, repr(value), "|".join(table))
-    return table[value]
-
-
-def integer(op: str, arg: str, value: Any, low: int, expected: str, bits: int = 31) -> int:
-    """An integer of any kind (NumPy's too) as int; `ArgumentError` if it is none, below `low` or not below 2^bits."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) < 1 << bits:
-        raise ArgumentError.of(op, arg, repr(value), expected)
-    return int(value)
-
-
-def real(op: str, arg: str, value: Any, holds: Callable[[float], bool], expected: str) -> float:
-    """A real number of any kind as float; `ArgumentError` if it is none, or `holds` does not; a NaN should not."""
-    number = math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            number = float(value)
-    if not holds(number):
-        raise ArgumentError.of(op, arg, repr(value), expected)
-    return number
-
-
-def flag(op: str, arg: str, value: Any) -> bool:
-    """True or False (NumPy's too); `ArgumentError` for what merely counts as one of them."""
-    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
-        raise ArgumentError.of(op, arg, type(value).__name__, "True or False")
-    return bool(value)
+from .values import code_of as code_of
+from .values import file_path as file_path
+from .values import flag as flag
+from .values import instance as instance
+from .values import integer as integer
+from .values import integers as integers
+from .values import real as real
+from .values import text as text
 
 
 def torch_device(op: str, value: Any) -> torch.device:
@@ -112,10 +84,3 @@ def outputs(op: str, out: Any, names: tuple[str, ...], flat: bool = False) -> tu
         got = f"{len(out)} arrays" if isinstance(out, (tuple, list)) else type(out).__name__
         raise ArgumentError.of(op, "out", got, f"the {len(names)} arrays ({', '.join(names)})")
     return tuple(o[:, None] if flat and o is not None else o for o in out)
-
-
-def instance(op: str, arg: str, value: Any, kind: type) -> None:
-    """`ArgumentError` unless the value is of that class."""
-    if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIO" else "a"
-        raise ArgumentError.of(op, arg, type(value).__name__, f"{article} {kind.__name__}")

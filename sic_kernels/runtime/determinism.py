@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import run_costs
-from .arguments import flag
+from .arguments import flag, integer
 from .errors import ArgumentError
 from .log import describe
 from .run_costs import Costs
@@ -45,8 +45,9 @@ def verify_determinism(fn: Callable[[], Any], runs: int = 10, measure: bool = Fa
     which is reported (`report.costs`): no machine gives equal times, so a spread is for people to judge.
     """
     flag("verify_determinism", "measure", measure)
-    if runs < 2:
-        raise ArgumentError.of("verify_determinism", "runs", runs, "at least 2")
+    if not callable(fn):
+        raise ArgumentError.of("verify_determinism", "fn", type(fn).__name__, "a function without arguments")
+    runs = integer("verify_determinism", "runs", runs, 2, "at least 2")
     first = dict(_leaves(fn()))
     difference = ""
     for run in range(1, runs):

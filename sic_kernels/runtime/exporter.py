@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from .errors import ArgumentError
 from .extras import extra
 from .metrics import REGISTRY, Registry
+from .values import instance
 
 
 def _client(part: str = "") -> Any:
@@ -19,6 +21,7 @@ class Collector:
     """A registry as prometheus_client reads it: its `REGISTRY.register(Collector())` adds it to a server that runs already."""
 
     def __init__(self, registry: Registry = REGISTRY) -> None:
+        instance("Collector", "registry", registry, Registry)
         self._core, self._registry = _client(".core"), registry
 
     def collect(self) -> Iterator[Any]:
@@ -44,6 +47,10 @@ class Exporter:
         collected.register(Collector(registry))
         try:
             self._server, self._thread = client.start_http_server(port, addr, registry=collected)
+        except socket.gaierror as error:
+            raise ArgumentError.of(
+                "serve", "addr", f"{addr[:64]!a} ({error.strerror})", "an address to listen on"
+            ) from None
         except OSError as error:
             raise ArgumentError.of(
                 "serve", "port", f"{addr}:{port} ({error.strerror})", "an address to listen on"

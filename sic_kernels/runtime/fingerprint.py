@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from . import config
-from .arguments import integer
+from .arguments import instance, integer
 from .errors import ArgumentError
 
 BUCKETS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)  # tokens
@@ -51,6 +51,7 @@ class Fingerprint:
 
     def diff(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
         """Field -> (this, other) where they differ, in the order of the fields; empty: interchangeable."""
+        instance("Fingerprint.diff", "other", other, Fingerprint)
         mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
         return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
 
@@ -60,10 +61,12 @@ class Fingerprint:
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
         """The fingerprint that `to_json` wrote; `ArgumentError` for anything else."""
+        if not isinstance(text, str):
+            raise ArgumentError.of("Fingerprint", "text", type(text).__name__, "what to_json wrote")
         names = {field.name for field in dataclasses.fields(cls)}
         try:
             saved = json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError.of("Fingerprint", "text", repr(text[:80]), f"what to_json wrote ({error})") from None
         if not isinstance(saved, dict) or saved.keys() != names:  # a missing field must not take this process's value
             raise ArgumentError.of("Fingerprint", "text", repr(text[:80]), f"an object with the fields {sorted(names)}")

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError
+from .values import integer, real, text
 
 if TYPE_CHECKING:
     from .exporter import Exporter
@@ -50,9 +51,11 @@ class Metric:
     """A named ratio. kind "counter": both parts only grow (`add`); kind "gauge": both are levels (`set`)."""
 
     def __init__(self, name: str, about: str, numerator: str, denominator: str, kind: str, label: str | None) -> None:
+        for arg, value in (("name", name), ("about", about), ("numerator", numerator), ("denominator", denominator)):
+            text("metric", arg, value)
         if not _NAME.fullmatch(name) or name.endswith(_RESERVED):
             raise ArgumentError.of("metric", "name", repr(name), "a Prometheus name without a reserved ending")
-        if label is not None and not _LABEL.fullmatch(label):
+        if label is not None and not (isinstance(label, str) and _LABEL.fullmatch(label)):
             raise ArgumentError.of("metric", "label", repr(label), "a Prometheus label name")
         if kind not in ("counter", "gauge"):
             raise ArgumentError.of("metric", "kind", repr(kind), "counter|gauge")
@@ -103,8 +106,12 @@ class Metric:
 
     def _check(self, numerator: float, denominator: float, signed: bool) -> None:
         for arg, value in (("numerator", numerator), ("denominator", denominator)):
-            if not math.isfinite(value) or (value < 0 and not (signed and arg == "numerator")):
-                raise ArgumentError.of(self.name, arg, value, "a finite number, not negative")
+            try:
+                fits = math.isfinite(value) and (value >= 0 or (signed and arg == "numerator"))
+            except (TypeError, OverflowError):
+                fits = False
+            if not fits:
+                raise ArgumentError.of(self.name, arg, repr(value), "a finite number, not negative")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +160,7 @@ class Registry:
 
     def get(self, name: str) -> Metric:
         """The metric of that name; an unknown one is an error that lists the known."""
+        text("metrics", "name", name, "the name of a metric")
         with self._lock:
             metric = self._metrics.get(name)
             known = "|".join(sorted(self._metrics))
@@ -234,8 +242,12 @@ register("sic_mem_pool_utilization", "Share of the reserved pool in use.",
          "bytes in use", "bytes reserved", kind="gauge")
 register("sic_slot_hit_ratio", "Share of kept hidden states asked for that were there.",
          "states found", "states asked for")
-register("sic_graph_replay_ratio", "Share of segments that were replayed and not run again.",
-         "segments replayed", "segments needed")
+register("sic_cursor_skipped_ratio", "Share of a resumed run's segments that were done and not run again.",
+         "segments skipped", "segments of resumed runs")
+register("sic_plan_wait_timeout_ratio", "Share of a plan's calls that waited for another one and gave up.",
+         "calls that gave up", "calls that waited")
+register("sic_graph_replay_ratio", "Share of a plan's launches on a device that replayed a captured graph.",
+         "launches that replayed a captured graph", "launches: replays, and segments called to be captured")
 register("sic_redundancy_elimination_ratio", "RER: time saved per token over the time before.",
          "seconds before minus seconds after", "seconds before", kind="gauge")
 register("sic_termination_accuracy_ratio", "TA: share of stops that were at a complete answer.",
@@ -291,6 +303,8 @@ def serve(port: int, addr: str = "127.0.0.1") -> Exporter:
 
 def record_time_per_token(before: float, after: float) -> float | None:
     """RER: seconds a token before and after; (before - after) / before, negative if it became slower."""
+    for arg, seconds in (("before", before), ("after", after)):
+        real("record_time_per_token", arg, seconds, lambda x: 0 <= x < math.inf, "seconds a token, 0 or more")
     get("sic_redundancy_elimination_ratio").set(before - after, before)
     return Value(before - after, before).ratio
 
@@ -298,14 +312,15 @@ def record_time_per_token(before: float, after: float) -> float | None:
 def record_hit_rates(old: float, new: float) -> float | None:
     """CHD: hit rates of two windows, 0 to 1; |new - old| / old."""
     for arg, rate in (("old", old), ("new", new)):
-        if not 0 <= rate <= 1:
-            raise ArgumentError.of("record_hit_rates", arg, rate, "a rate from 0 to 1")
+        real("record_hit_rates", arg, rate, lambda x: 0 <= x <= 1, "a rate from 0 to 1")
     get("sic_cache_hit_drift_ratio").set(abs(new - old), old)
     return Value(abs(new - old), old).ratio
 
 
 def record_tokens(useful: int, computed: int) -> None:
     """TER: tokens that reached the output, of all that were computed: padding, discarded drafts and what follows a stop."""
+    for arg, count in (("useful", useful), ("computed", computed)):
+        integer("record_tokens", arg, count, 0, "a number of tokens", 63)
     if useful > computed:
         raise ArgumentError.of("record_tokens", "useful", useful, f"at most the tokens computed ({computed})")
     get("sic_token_efficiency_ratio").add(useful, computed)
@@ -314,6 +329,7 @@ def record_tokens(useful: int, computed: int) -> None:
 @contextlib.contextmanager
 def timed_predictions(count: int = 1) -> Iterator[None]:
     """Prediction latency: the host's time within, for `count` predictions. On a device synchronise inside, or time the launch."""
+    integer("timed_predictions", "count", count, 0, "a number of predictions", 63)
     begin = time.perf_counter()
     yield
     get("sic_prediction_latency_seconds").add(time.perf_counter() - begin, count)

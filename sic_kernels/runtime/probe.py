@@ -19,6 +19,7 @@ from .errors import ArgumentError, BackendError
 from .findings import FAIL, PASS, UNKNOWN, Finding, Hardware
 from .probe_gpu import NAMES as GATED
 from .probe_gpu import gpu_findings
+from .values import file_path, flag, instance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,11 @@ def probe_hardware(root: str | os.PathLike[str] = "/", nvml: Any = None) -> Hard
     reason and the remedy. `root` and `nvml` (what stands in for the module pynvml) replace the file system and the GPUs
     in tests.
     """
-    root = Path(root)
+    root = Path(file_path("probe_hardware", "root", root))
+    if nvml is not None and not hasattr(nvml, "nvmlInit"):
+        raise ArgumentError.of(
+            "probe_hardware", "nvml", type(nvml).__name__, "what has the functions of pynvml, or None"
+        )
     return Hardware((*gpu_findings(root, nvml), _cpu_isa(root), _threads(root), _memory(root)))
 
 
@@ -59,7 +64,13 @@ def gate(require: Iterable[str] = GATED, *, hardware: Hardware | None = None, st
 
     What does not pass is logged as a warning. With `strict` (default: SIC_STRICT) it raises BackendError.
     """
+    if isinstance(require, str) or not isinstance(require, Iterable):
+        raise ArgumentError.of("gate", "require", repr(require), "a sequence of names of findings")
     required = tuple(require)
+    if hardware is not None:
+        instance("gate", "hardware", hardware, Hardware)
+    if strict is not None:
+        flag("gate", "strict", strict)
     hardware = probe_hardware() if hardware is None else hardware
     known = [f.name for f in hardware.findings]
     for name in required:

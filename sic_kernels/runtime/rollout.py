@@ -37,6 +37,7 @@ JUMP = 1024  # tokens by which the context of a session may change between two o
 SESSIONS = 65536  # remembered at most, the latest
 LARGEST = 2.0**53  # of a count or a time: sums of any number of them stay finite
 SHORTEST = 1e-9  # seconds of a dense answer
+LEAST_TARGET = 1e-9  # of the saving: the residual rate divides by it
 SUMS = ("agreement", "hit", "recovery", "collision", "replay", "rer")  # what a bucket adds up
 
 Pair = tuple[float, float]
@@ -68,15 +69,13 @@ class Thresholds:
     rrr: float = -0.1  # above
     recovery: float = 0.9995  # cursors resumed, above
     collision: float = 0.005  # look-ups, below
-    replay: float = 0.92  # segments replayed, above
+    replay: float = 0.92  # launches that replayed a graph, above
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            low = -1.0 if field.name == "rrr" else 0.0
+            low = {"rrr": -1.0, "rer_target": LEAST_TARGET}.get(field.name, 0.0)
             _number("Thresholds", field.name, value, low, 1.0, f"a number from {low:g} to 1")
-        if self.rer_target == 0:
-            raise ArgumentError.of("Thresholds", "rer_target", 0, "a number above 0")
 
     def measures(self) -> tuple[Measure, ...]:
         return (

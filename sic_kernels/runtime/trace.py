@@ -23,6 +23,7 @@ from typing import Any
 
 from . import config
 from .log import describe
+from .values import file_path, integer
 
 VERSION = 1
 
@@ -39,7 +40,8 @@ class Trace:
     """
 
     def __init__(self, max_values: int = 65536, max_records: int = 4096) -> None:
-        self.max_values, self.max_records = max_values, max_records
+        self.max_values = integer("trace", "max_values", max_values, 0, "a number of elements")
+        self.max_records = integer("trace", "max_records", max_records, 0, "a number of records")
         self.records: list[dict[str, Any]] = []
         self.dropped = 0
         self._lock = threading.Lock()
@@ -68,10 +70,12 @@ class Trace:
 
     def to_json(self, indent: int | None = None) -> str:
         """Strict JSON: infinities and NaN are the strings "inf", "-inf", "nan"."""
+        if indent is not None:
+            integer("Trace.to_json", "indent", indent, 0, "a number of spaces, or None")
         return json.dumps(self.as_dict(), indent=indent, allow_nan=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(file_path("Trace.save", "path", path), "w", encoding="utf-8") as file:
             file.write(self.to_json(indent=1))
 
 

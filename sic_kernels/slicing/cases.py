@@ -39,9 +39,18 @@ MAX, SOFTMAX = 0, 1  # pool
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
+class AppendCase(Case):
+    """One call of append_kv; its results are the cache and the index that it writes to."""
+
+    def written(self, inputs: tuple) -> tuple[Tensor, ...]:
+        _, _, k_cache, v_cache, _, _, _, bits, norm, _, summary = inputs
+        return tuple(x for x in (k_cache, v_cache, bits, norm, summary) if x is not None)
+
+
 def _case(op: str, build: Build, *, tolerance: Tolerance = EXACT, bytes_moved: int = 0, **shape: Any) -> Case:
     words = [f"{k}{SHORT_NAME.get(v, v)}".replace("torch.", "") for k, v in shape.items()]
-    return Case(op, "-".join(words), MappingProxyType(shape), build, tolerance, bytes_moved)
+    kind = AppendCase if op == "append_kv" else Case
+    return kind(op, "-".join(words), MappingProxyType(shape), build, tolerance, bytes_moved)
 
 
 def _bytes(*tensors: Tensor | None) -> int:
@@ -238,8 +247,14 @@ def merge_grid() -> Iterator[Case]:
         yield merge_case((3, 4), D, dtype)
 
 
-def merge_case(rows: tuple[int, ...], D: int, dtype: torch.dtype) -> Case:
-    """rows [..., H]; a third of the LSEs of each side are -inf."""
+def merge_many_grid() -> Iterator[Case]:
+    """The same of one state, of a few and of many."""
+    for n, D, dtype in itertools.product((1, 3, 33), (48, 128), (F32, F16, BF16)):
+        yield merge_case((3, 4), D, dtype, n)
+
+
+def merge_case(rows: tuple[int, ...], D: int, dtype: torch.dtype, n: int | None = None) -> Case:
+    """Two states of rows [..., H], or n of them in one array; a third of their LSEs are -inf."""
 
     def build(gen: torch.Generator) -> tuple:
         def state() -> tuple[Tensor, Tensor]:
@@ -248,10 +263,14 @@ def merge_case(rows: tuple[int, ...], D: int, dtype: torch.dtype) -> Case:
                 torch.rand(rows, generator=gen) < 0.33, -torch.inf
             )
 
-        return (*state(), *state())
+        if n is None:
+            return (*state(), *state())
+        return tuple(torch.stack(parts) for parts in zip(*(state() for _ in range(n))))
 
-    tolerance = Tolerance(1e-3, 1e-2 if dtype == BF16 else 1e-3, 1e-5)
-    return _case("merge_states", build, tolerance=tolerance, rows="x".join(map(str, rows)), D=D, dt=dtype)
+    tolerance, words = Tolerance(1e-3, 1e-2 if dtype == BF16 else 1e-3, 1e-5), "x".join(map(str, rows))
+    if n is None:
+        return _case("merge_states", build, tolerance=tolerance, rows=words, D=D, dt=dtype)
+    return _case("merge_many", build, tolerance=tolerance, states=n, rows=words, D=D, dt=dtype)
 
 
 def sketch_grid() -> Iterator[Case]:
@@ -272,6 +291,41 @@ def sketch_case(lens: list[int], heads: int, D: int, page: int, dtype: torch.dty
         "key_sketch", build, bytes_moved=moved, lens="_".join(map(str, lens)), Hkv=heads, D=D, page=page, planes=planes,
         dt=dtype, **cache,
     )  # fmt: skip
+
+
+def append_grid() -> Iterator[Case]:
+    """Rows into caches without an index, with a sketch, with page summaries."""
+    for index, page, dtype in itertools.product(("none", "sketch", "summary"), (1, 7, 16), (F32, F16, BF16)):
+        yield append_case([3 * page + 1, page], 2, 64, page, dtype, index, planes=1 + page % 2)
+
+
+def append_case(
+    lens: list[int], heads: int, D: int, page: int, dtype: torch.dtype, index: str, planes: int = 2
+) -> Case:
+    """As many rows as there are tokens, into slots of the cache in any order; every fifth is skipped."""
+
+    def build(gen: torch.Generator) -> tuple:
+        cache, centre = paged_cache(gen, lens, heads, D, page, dtype), 0.3 * randn(gen, heads, D)
+        slots = torch.randperm(cache.k_cache.shape[0] * page, generator=gen)[: sum(lens)]
+        slots[::5] = -1
+        k, v = (randn(gen, len(slots), heads, D, dtype=dtype) for _ in range(2))
+        rows, place = (k, v, cache.k_cache, cache.v_cache, slots), (cache.k_cache, cache.block_table, cache.seq_lens)
+        if index == "sketch":
+            return (*rows, None, None, *reference.key_sketch(*place, centre, None, planes, None), centre, None)
+        summary = reference.page_summary(*place, None, None)[0] if index == "summary" else None
+        return (*rows, None, None, None, None, None, summary)
+
+    return _case(
+        "append_kv",
+        build,
+        lens="_".join(map(str, lens)),
+        Hkv=heads,
+        D=D,
+        page=page,
+        dt=dtype,
+        index=index,
+        planes=planes,
+    )
 
 
 def score_grid() -> Iterator[Case]:
@@ -298,6 +352,11 @@ def score_case(
         "score_tokens", build, bytes_moved=moved, lens="_".join(map(str, lens)), T=T, Hkv=heads, G=group, D=D,
         page=page, dt=dtype, planes=planes, pool=pool,
     )  # fmt: skip
+
+
+def refine_grid() -> Iterator[Case]:
+    """The second stage: the cases of the score grid with two planes."""
+    yield from (refine_case(case) for case in score_grid() if case.shape["planes"] == 2)
 
 
 def refine_case(score: Case, share: float = 0.25) -> Case:
@@ -407,18 +466,45 @@ def keep_attend_grid() -> Iterator[Case]:
 
 def keep_attend_case(name: str, unit: int, planes: int, page: int, **policy: Any) -> Case:
     def build(gen: torch.Generator) -> tuple:
-        cache = paged_cache(gen, [300, 90], 2, 64, page, F32)
-        centre, keys = 0.3 * randn(gen, 2, 64), (cache.k_cache, cache.block_table, cache.seq_lens)
-        if unit == TOKEN:
-            index = (*reference.key_sketch(*keys, centre, None, planes, None), centre, planes, None)
-        else:
-            index = (None, None, None, 2, reference.page_summary(*keys, None, None)[0])
-        q = randn(gen, 2, 2, 6, 64) * 2
+        q, cache, index = _problem(gen, unit, planes, page)
         return attend_inputs(q, cache, index, ratio=0.1, sink=4, recent=8, keep=kept(name), **policy)
 
     return _case(
         "attend", build, tolerance=Tolerance(1e-5, 1e-5, 1e-3), lens="300_90", keep=name, unit="tp"[unit], planes=planes,
         page=page, **policy,
+    )  # fmt: skip
+
+
+def _problem(gen: torch.Generator, unit: int, planes: int, page: int) -> tuple[Tensor, PagedCache, tuple]:
+    """Queries, a cache of two sequences, of 300 and 90 tokens, and its index: bits, norm, centre, planes and summary."""
+    cache = paged_cache(gen, [300, 90], 2, 64, page, F32)
+    centre, keys = 0.3 * randn(gen, 2, 64), (cache.k_cache, cache.block_table, cache.seq_lens)
+    if unit == TOKEN:
+        index = (*reference.key_sketch(*keys, centre, None, planes, None), centre, planes, None)
+    else:
+        index = (None, None, None, 2, reference.page_summary(*keys, None, None)[0])
+    return randn(gen, 2, 2, 6, 64) * 2, cache, index
+
+
+def select_slice_grid() -> Iterator[Case]:
+    """What attend reads, without reading it: by tokens in one stage and in two, by pages; some tokens kept."""
+    for (unit, planes), page, top_p, name in itertools.product(
+        ((TOKEN, 2), (TOKEN, 1), (PAGE, 2)), (16, 7), (None, 0.6), ("none", "edges")
+    ):
+        yield select_slice_case(unit, planes, page, top_p, name)
+
+
+def select_slice_case(unit: int, planes: int, page: int, top_p: float | None, name: str) -> Case:
+    def build(gen: torch.Generator) -> tuple:
+        q, cache, index = _problem(gen, unit, planes, page)
+        policy = {**ATTEND_POLICY, "ratio": 0.1, "sink": 4, "recent": 8, "top_p": top_p, "keep": kept(name)}
+        names = ("ratio", "candidates", "top_p", "sink", "recent", "beta", "pool", "min_len", "keep")
+        place = (cache.block_table, cache.seq_lens, page)
+        return (q, *index, *place, *(policy[name] for name in names), None, None, None, None, None)
+
+    return _case(
+        "select_slice", build, tolerance=Tolerance(0.0, 0.0, 1e-3), lens="300_90", keep=name, unit="tp"[unit],
+        planes=planes, page=page, top_p=top_p,
     )  # fmt: skip
 
 
@@ -430,12 +516,16 @@ _GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
     "topk": topk_grid,
     "summary": summary_grid,
     "merge": merge_grid,
+    "merge_many": merge_many_grid,
     "sketch": sketch_grid,
+    "append": append_grid,
     "score": score_grid,
+    "refine": refine_grid,
     "page_score": page_score_grid,
     "gather": gather_grid,
     "keep_select": keep_select_grid,
     "keep_attend": keep_attend_grid,
+    "select_slice": select_slice_grid,
 }
 
 
