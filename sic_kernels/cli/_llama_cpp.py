@@ -1,17 +1,23 @@
-"""llama.cpp's own coded caches, for `eval delta`: the same file and tokens, run by llama-cpp-python where it is installed.
+"""llama.cpp itself, run by llama-cpp-python where it is installed, on the same file and tokens.
 
-Each is held against llama.cpp's half-precision cache, since its arithmetic is not ours. Unlike the other rows, tokens of a
-forward already see each other coded: llama.cpp writes a cache before it reads it.
+* Its own coded caches, for `eval delta`. Each is held against llama.cpp's half-precision cache, since its arithmetic is not
+  ours. Unlike the other rows, tokens of a forward already see each other coded: llama.cpp writes a cache before it reads it.
+* Its files of a state, beside a prefill that is killed and goes on (`_kill`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..runtime.errors import SicError
 from . import _run
 from ._coders import GROUP, NotHere
 
@@ -20,6 +26,8 @@ Tensor = torch.Tensor
 BASE = "llama.cpp f16"
 # Row of the table -> type of ggml, bytes of a block of 32 channels.
 TYPES = {BASE: (1, 2 * GROUP), "llama.cpp q8_0": (8, GROUP + 2), "llama.cpp q4_0": (2, GROUP // 2 + 2)}
+# Form of a saved state -> type of ggml of its keys and values.
+STATES = {BASE: 1, "llama.cpp f32": 0}
 
 
 def require(gguf: Path | None) -> Path:
@@ -31,17 +39,22 @@ def require(gguf: Path | None) -> Path:
     return gguf
 
 
+def opened(gguf: Path, capacity: int, chunk: int, cache_type: int, logits_all: bool) -> Any:
+    """A `llama_cpp.Llama` with room for `capacity` tokens. logits_all: keep those of every token."""
+    from llama_cpp import Llama
+
+    return Llama(
+        str(gguf), n_ctx=capacity, n_batch=chunk, logits_all=logits_all, type_k=cache_type, type_v=cache_type,
+        flash_attn=True, n_threads=torch.get_num_threads(), n_threads_batch=torch.get_num_threads(), verbose=False,
+    )  # fmt: skip
+
+
 class Run:
     """One cache type over the tokens `ids [N]`, the last `scored` of them in chunks as the other rows have them."""
 
     def __init__(self, gguf: Path, ids: Tensor, cache_type: int) -> None:
-        from llama_cpp import Llama
-
         self.ids = ids
-        self.llama = Llama(
-            str(gguf), n_ctx=len(ids), n_batch=_run.PREFILL_CHUNK, logits_all=True, type_k=cache_type, type_v=cache_type,
-            flash_attn=True, n_threads=torch.get_num_threads(), n_threads_batch=torch.get_num_threads(), verbose=False,
-        )  # fmt: skip
+        self.llama = opened(gguf, len(ids), _run.PREFILL_CHUNK, cache_type, logits_all=True)
 
     def prefill(self, tokens: int) -> None:
         self.llama.eval(self.ids[:tokens].tolist())
@@ -70,3 +83,58 @@ def log_probabilities(run: Run, scored: int, chunk: int, advance: Any) -> list[T
 def size(label: str) -> float:
     """Bytes over those of a half-precision cache."""
     return TYPES[label][1] / TYPES[BASE][1]
+
+
+def state_file(
+    gguf: Path, ids: list[int], capacity: int, chunk: int, form: str, file: Path, loads: int
+) -> tuple[float, float, int]:
+    """Seconds to load llama.cpp's state after all of `ids` but the last, and to save it; bytes of its file.
+
+    form: of `STATES`. The quickest of `loads` counts, each into a new context that is there before. `SicError` where the
+    last of `ids` is then followed by another token than without saving and loading.
+    """
+    with contextlib.closing(opened(gguf, capacity, chunk, STATES[form], logits_all=False)) as llama:
+        llama.eval(ids[:-1])
+        saving = _timed(_save_state, llama, file)
+        wanted = _next_token(llama, ids[-1])
+    loading = []
+    for _ in range(loads):
+        with contextlib.closing(opened(gguf, capacity, chunk, STATES[form], logits_all=False)) as llama:
+            loading.append(_timed(_load_state, llama, file, capacity))
+            if (found := _next_token(llama, ids[-1])) != wanted:
+                raise SicError(f"{form}: a loaded state goes on with token {found}, expected {wanted}")
+    return min(loading), saving, file.stat().st_size
+
+
+def _timed(function: Any, *args: Any) -> float:
+    begin = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - begin
+
+
+def _save_state(llama: Any, file: Path) -> None:
+    import llama_cpp as c
+
+    count = llama.n_tokens
+    tokens = (c.llama_token * count)(*llama.input_ids[:count].tolist())
+    if not c.llama_state_save_file(llama.ctx, os.fsencode(file), tokens, count):
+        raise SicError(f"llama.cpp could not save its state as {file}")
+
+
+def _load_state(llama: Any, file: Path, capacity: int) -> None:
+    import llama_cpp as c
+
+    tokens, count = (c.llama_token * capacity)(), ctypes.c_size_t()
+    if not c.llama_state_load_file(llama.ctx, os.fsencode(file), tokens, capacity, ctypes.byref(count)):
+        raise SicError(f"llama.cpp could not load its state from {file}")
+    llama.n_tokens = count.value  # where the next token goes
+    llama.input_ids[: count.value] = tokens[: count.value]
+
+
+def _next_token(llama: Any, token: int) -> int:
+    """The likeliest after this one."""
+    import llama_cpp as c
+
+    llama.eval([token])
+    logits = c.llama_get_logits_ith(llama.ctx, -1)
+    return max(range(llama.n_vocab()), key=logits.__getitem__)
