@@ -115,6 +115,8 @@ def bench_kill_nine(benchmark, fact, absent):
     for form, seconds in found.loaded.items():
         aimed = {"target": ">= 4.8x", "reached": ratio >= 4.8} if form == "torch" else {}
         times = f"{1e3 * seconds:.0f} ms ({seconds / found.resumed:.1f}x)"
+        if form in found.opening:
+            times += f", {1e3 * found.opening[form]:.0f} ms of it to make its context"
         fact(f"the same, from a saved state: {form}", times, **aimed, ms=1e3 * seconds)
     for form, why in found.absent.items():
         absent("llama_cpp", f"the same, from a saved state: {form}", why)

@@ -26,13 +26,16 @@ TIMEOUT = 600  # seconds for each process
 
 @dataclasses.dataclass(frozen=True)
 class Killed:
-    """Seconds from the loaded model to the first missing segment: `resumed`, `loaded` by format, `recomputed`. What loading needs
-    beforehand: `saving` and `nbytes` of each file. `absent`: why a format was not measured. `executed`: segments that the second
-    process ran; `answer`: its greedy tokens.
+    """Seconds from the loaded model to the first missing segment: `resumed`, `loaded` by format, `recomputed`.
+
+    `opening`: the part of `loaded` in which llama.cpp makes its context. `saving`, `nbytes`, of each file: what loading needs
+    beforehand. `absent`: why a format was not measured. `executed`: segments that the second process ran; `answer`: its greedy
+    tokens.
     """
 
     resumed: float
     loaded: dict[str, float]
+    opening: dict[str, float]
     recomputed: float
     saving: dict[str, float]
     nbytes: dict[str, int]
@@ -56,19 +59,23 @@ def kill(job: Job, formats: tuple[str, ...] = tuple(FILES), lm: Any = None) -> K
         work = _killed(job)
         state = save(job) if lm is not None else _said("save", job)
         loads = {form: _loaded(dataclasses.replace(job, format=form), lm) for form in formats if form in FILES}
-        absent = {}
+        opening: dict[str, float] = {}
+        absent: dict[str, str] = {}
         for form in (form for form in formats if form in _llama_cpp.STATES):
             try:
-                loads[form], state["saving"][form], state["nbytes"][form] = _by_llama_cpp(job, form, lm)
+                found = _by_llama_cpp(job, form, lm)
             except NotHere as why:
                 absent[form] = str(why)
+                continue
+            loads[form], opening[form] = found.opening + found.loading, found.opening
+            state["saving"][form], state["nbytes"][form] = found.saving, found.nbytes
         last = _said("resume", job)
     said = {"executed": last["executed"], "answer": last["answer"], "loading": last["loading"]}
-    return Killed(last["first"], loads, work, state["saving"], state["nbytes"], absent, **said)
+    return Killed(last["first"], loads, opening, work, state["saving"], state["nbytes"], absent, **said)
 
 
-def _by_llama_cpp(job: Job, form: str, lm: Any) -> tuple[float, float, int]:
-    """As `state_file`, after the chunks that the killed prefill had finished: llama.cpp cannot stop within one."""
+def _by_llama_cpp(job: Job, form: str, lm: Any) -> _llama_cpp.StateFile:
+    """Its state after the chunks that the killed prefill had finished; it cannot stop within one."""
     gguf = _llama_cpp.require(getattr(lm, "gguf", None))
     segments = lm.model.config.num_hidden_layers + 2  # embedding and head
     done = max(1, job.stop // segments * job.chunk)

@@ -12,8 +12,9 @@ import ctypes
 import importlib.util
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,31 +86,51 @@ def size(label: str) -> float:
     return TYPES[label][1] / TYPES[BASE][1]
 
 
-def state_file(
-    gguf: Path, ids: list[int], capacity: int, chunk: int, form: str, file: Path, loads: int
-) -> tuple[float, float, int]:
-    """Seconds to load llama.cpp's state after all of `ids` but the last, and to save it; bytes of its file.
+class StateFile(NamedTuple):
+    """Seconds to make a context of a loaded model, to load a state into it, and to save one; bytes of the file."""
 
-    form: of `STATES`. The quickest of `loads` counts, each into a new context that is there before. `SicError` where the
-    last of `ids` is then followed by another token than without saving and loading.
+    opening: float
+    loading: float
+    saving: float
+    nbytes: int
+
+
+def state_file(gguf: Path, ids: list[int], capacity: int, chunk: int, form: str, file: Path, loads: int) -> StateFile:
+    """llama.cpp's own file of its state after all of `ids` but the last, saved and loaded.
+
+    form: of `STATES`. The quickest of `loads` counts, each into a new context. `SicError` where the last of `ids` is then
+    followed by another token than without saving and loading.
     """
     with contextlib.closing(opened(gguf, capacity, chunk, STATES[form], logits_all=False)) as llama:
         llama.eval(ids[:-1])
-        saving = _timed(_save_state, llama, file)
-        wanted = _next_token(llama, ids[-1])
-    loading = []
-    for _ in range(loads):
-        with contextlib.closing(opened(gguf, capacity, chunk, STATES[form], logits_all=False)) as llama:
-            loading.append(_timed(_load_state, llama, file, capacity))
-            if (found := _next_token(llama, ids[-1])) != wanted:
-                raise SicError(f"{form}: a loaded state goes on with token {found}, expected {wanted}")
-    return min(loading), saving, file.stat().st_size
+        begin = time.perf_counter()
+        _save_state(llama, file)
+        saving = time.perf_counter() - begin
+        wanted = _next_token(llama.ctx, ids[-1], llama.n_vocab())
+        times = []
+        for _ in range(loads):
+            begin = time.perf_counter()
+            with _context(llama) as ctx:
+                middle = time.perf_counter()
+                _load_state(ctx, file, capacity)
+                times.append((middle - begin, time.perf_counter() - middle))
+                if (found := _next_token(ctx, ids[-1], llama.n_vocab())) != wanted:
+                    raise SicError(f"{form}: a loaded state goes on with token {found}, expected {wanted}")
+    return StateFile(*min(times, key=sum), saving, file.stat().st_size)
 
 
-def _timed(function: Any, *args: Any) -> float:
-    begin = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - begin
+@contextlib.contextmanager
+def _context(llama: Any) -> Iterator[Any]:
+    """A new context of a model that is loaded, as it has one itself."""
+    import llama_cpp as c
+
+    ctx = c.llama_init_from_model(llama.model, llama.context_params)
+    if not ctx:
+        raise SicError("llama.cpp could not make a context")
+    try:
+        yield ctx
+    finally:
+        c.llama_free(ctx)
 
 
 def _save_state(llama: Any, file: Path) -> None:
@@ -121,20 +142,19 @@ def _save_state(llama: Any, file: Path) -> None:
         raise SicError(f"llama.cpp could not save its state as {file}")
 
 
-def _load_state(llama: Any, file: Path, capacity: int) -> None:
+def _load_state(ctx: Any, file: Path, capacity: int) -> None:
     import llama_cpp as c
 
     tokens, count = (c.llama_token * capacity)(), ctypes.c_size_t()
-    if not c.llama_state_load_file(llama.ctx, os.fsencode(file), tokens, capacity, ctypes.byref(count)):
+    if not c.llama_state_load_file(ctx, os.fsencode(file), tokens, capacity, ctypes.byref(count)):
         raise SicError(f"llama.cpp could not load its state from {file}")
-    llama.n_tokens = count.value  # where the next token goes
-    llama.input_ids[: count.value] = tokens[: count.value]
 
 
-def _next_token(llama: Any, token: int) -> int:
-    """The likeliest after this one."""
+def _next_token(ctx: Any, token: int, vocabulary: int) -> int:
+    """The likeliest after this one, which goes behind those that the context has."""
     import llama_cpp as c
 
-    llama.eval([token])
-    logits = c.llama_get_logits_ith(llama.ctx, -1)
-    return max(range(llama.n_vocab()), key=logits.__getitem__)
+    if c.llama_decode(ctx, c.llama_batch_get_one((c.llama_token * 1)(token), 1)):
+        raise SicError("llama.cpp could not run a token after its state")
+    logits = c.llama_get_logits_ith(ctx, -1)
+    return max(range(vocabulary), key=logits.__getitem__)
