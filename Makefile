@@ -21,7 +21,7 @@ TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
 
-CXX_FILES = $(shell git ls-files 'csrc/*' 'csrc_tests/*' 'examples/*' | grep -E '\.(h|cc|cu|cuh|cpp|inc)$$')
+CXX_FILES = $(shell git ls-files 'csrc/*' 'csrc_tests/*' 'examples/*' 'bench/*' | grep -E '\.(h|cc|cu|cuh|cpp|inc)$$')
 NATIVE_SOURCES = $(shell find csrc cmake CMakeLists.txt setup.py -type f 2>/dev/null)
 
 .PHONY: demo test bench check build clean format native-test sanitize doctor install-test gpu-check

@@ -11,8 +11,8 @@ import torch
 from smollm2 import model, prompt
 
 from sic_kernels import replay
-from sic_kernels.cli import _kill
-from sic_kernels.cli._replay_process import Job
+from sic_kernels.cli import _kill, _llama_cpp
+from sic_kernels.cli._replay_process import FILES, Job
 from sic_kernels.integrations.replay import ReplayRunner
 from sic_kernels.replay.cursor_word import RunRecord
 
@@ -100,10 +100,10 @@ def bench_resume_in_process(benchmark, fact):
     fact("  between two of its segments, as in any run (this benchmark's clock included)", f"{us:.0f} us", us=us)
 
 
-def bench_kill_nine(benchmark, fact):
+def bench_kill_nine(benchmark, fact, absent):
     with tempfile.TemporaryDirectory() as folder:
         model().save(folder)  # a GGUF file takes the new processes many times as long to load
-        found = _kill.kill(Job("", TOKENS, CHUNK, KILLED_AT, model=folder), lm=model())
+        found = _kill.kill(Job("", TOKENS, CHUNK, KILLED_AT, model=folder), (*FILES, *_llama_cpp.STATES), model())
     assert found.executed == TOKENS // CHUNK * SEGMENTS - KILLED_AT
     whole = runner(TOKENS + 8)
     whole.prefill(prompt(TOKENS))
@@ -114,14 +114,14 @@ def bench_kill_nine(benchmark, fact):
          ms=1e3 * found.resumed)  # fmt: skip
     for form, seconds in found.loaded.items():
         aimed = {"target": ">= 4.8x", "reached": ratio >= 4.8} if form == "torch" else {}
-        fact(
-            f"the same, from a saved state: {form}",
-            f"{1e3 * seconds:.0f} ms ({seconds / found.resumed:.0f}x)",
-            **aimed,
-            ms=1e3 * seconds,
-        )
-    saving = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in found.saving.items())
-    fact("what had to be saved before, for those", f"{found.nbytes >> 20} MiB: {saving}", bytes=found.nbytes)
+        times = f"{1e3 * seconds:.0f} ms ({seconds / found.resumed:.1f}x)"
+        if form in found.opening:
+            times += f", {1e3 * found.opening[form]:.0f} ms of it to make its context"
+        fact(f"the same, from a saved state: {form}", times, **aimed, ms=1e3 * seconds)
+    for form, why in found.absent.items():
+        absent("llama_cpp", f"the same, from a saved state: {form}", why)
+    saved = [f"{form} {found.nbytes[form] >> 20} MiB, {1e3 * s:.0f} ms" for form, s in found.saving.items()]
+    fact("what had to be saved before, for those", "; ".join(saved), bytes=found.nbytes)
     fact(
         "the same, everything computed again",
         f"{found.recomputed:.1f} s ({found.recomputed / found.resumed:.0f}x)",

@@ -11,6 +11,7 @@ The JSON (`--benchmark-json=FILE`) holds the machine, its bandwidth, the commit,
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,18 @@ def fact(benchmark: Any) -> Callable[..., None]:
 
     def report(name: str, measured: str, *, target: str = "", reached: bool | None = None, **numbers: Any) -> None:
         _keep(benchmark, {"fact": name, "measured": measured, "target": target, "reached": reached, **numbers})
+
+    return report
+
+
+@pytest.fixture
+def absent(fact: Callable[..., None]) -> Callable[[str, str, str], None]:
+    """Say in the table that a peer is not measured, and why: absent("redis", what, reason). SIC_REQUIRE=redis: it fails."""
+
+    def report(peer: str, what: str, reason: str) -> None:
+        if peer in os.environ.get("SIC_REQUIRE", "").split(","):
+            pytest.fail(f"{peer} is required: {reason}", pytrace=False)
+        fact(what, f"not measured: {reason}")
 
     return report
 

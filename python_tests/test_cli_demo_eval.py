@@ -82,8 +82,9 @@ def test_demo_kills_resumes_and_draws_again(folder, capsys):
     kill, early, again = found["kill"], found["early_exit"], found["resample"]
     assert (kill["tokens"], kill["killed_after"], kill["executed"]) == (300, 4, 4)  # of 2 chunks of 4 segments
     assert kill["same_tokens"]
-    assert set(kill["loaded"]) == {"torch", "safetensors"}
-    assert kill["nbytes"] > 2 * 300 * 2 * 2 * 8 * 4  # keys and values of all layers, float32
+    assert set(kill["loaded"]) == set(kill["saving"]) == set(kill["nbytes"]) == {"torch", "safetensors"}
+    assert min(kill["nbytes"].values()) > 2 * 300 * 2 * 2 * 8 * 4  # keys and values of all layers, float32
+    assert set(kill["absent"]) == {"llama.cpp f16"}
     assert early["same_tokens"]
     assert (early["exit_layer"], early["layers"], early["tokens"]) == (1, 2, 24)
     assert early["layers_per_token"] == (23 - early["accepted"] + early["drafted"] + 23 - early["accepted"]) / 23
@@ -95,15 +96,18 @@ def test_demo_kills_resumes_and_draws_again(folder, capsys):
 
 def test_demo_says_what_replay_did():
     found = {
-        "kill": {"tokens": 300, "resumed": 0.002, "same_tokens": True, "recomputed": 1.5, "nbytes": 46e6,
-                 "loaded": {"torch": 0.02, "safetensors": 0.03}},
+        "kill": {"tokens": 300, "resumed": 0.002, "same_tokens": True, "recomputed": 1.5,
+                 "nbytes": {"torch": 46e6, "safetensors": 45e6}, "loaded": {"torch": 0.02, "safetensors": 0.03},
+                 "absent": {"llama.cpp f16": "no such package"}},
         "early_exit": {"exit_layer": 25, "layers": 30, "layers_per_token": 31.25, "accepted": 5, "drafted": 7,
                        "same_tokens": False},
         "resample": {"layer": 25, "layers_run": 5, "layers": 30, "seconds": 0.01, "step_seconds": 0.04, "same_bits": True},
     }  # fmt: skip
     text = "\n".join(_demo_replay.lines(found))
-    for part in ("300 tokens", "2.0 ms after the model is there, the same tokens", "1500 ms to compute what was done", "46 MB",
-                 "20 ms (torch), 30 ms (safetensors)", "exit at layer 25 of 30 where it is 90% sure",
+    for part in ("300 tokens", "2.0 ms after the model is there, the same tokens", "1500 ms to compute what was done",
+                 "20 ms (torch, 46 MB), 30 ms (safetensors, 45 MB) to load",
+                 "not measured: loading the state by llama.cpp f16: no such package",
+                 "exit at layer 25 of 30 where it is 90% sure",
                  "OTHER TEXT", "5 of 30 layers, 10.0 ms in place of 40.0, the same bits"):  # fmt: skip
         assert part in text
 

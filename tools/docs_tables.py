@@ -12,6 +12,7 @@
     python tools/docs_tables.py head-speed bench.json    docs/head.md from `python -m sic_kernels bench --family head --json`
     python tools/docs_tables.py ragged-speed bench.json  docs/ragged.md from `python -m sic_kernels bench --family ragged --json`
     python tools/docs_tables.py replay-speed bench.json  docs/replay.md from bench/bench_replay.py with --benchmark-json
+    python tools/docs_tables.py pool-speed bench.json    docs/replay_pool.md from bench/bench_replay_pool.py, in the same way
     python tools/docs_tables.py predict                  docs/gpu.md from the model of `python -m sic_kernels bench --predict`
     python tools/docs_tables.py gpu sass.json            docs/gpu.md from `python tools/sass_gate.py --json sass.json`
     python tools/docs_tables.py triton aot.json          docs/gpu.md from `python tools/triton_aot.py --json aot.json`
@@ -29,7 +30,7 @@ PAGES = {
     "settings": "configuration.md", "metrics": "metrics.md", "speed": "slicing.md", "quality": "slicing.md",
     "delta": "delta.md", "delta-speed": "delta.md", "predict": "gpu.md", "gpu": "gpu.md", "triton": "gpu.md",
     "readme": "../README.md", "ragged": "ragged.md", "ragged-speed": "ragged.md",
-    "head-speed": "head.md", "replay-speed": "replay.md", "targets": "rollout.md",
+    "head-speed": "head.md", "replay-speed": "replay.md", "pool-speed": "replay_pool.md", "targets": "rollout.md",
 }  # fmt: skip
 
 
@@ -258,7 +259,7 @@ def main(arguments):
     makers = {
         "settings": settings, "metrics": metrics, "speed": speed, "quality": quality, "delta": delta, "predict": predict,
         "gpu": gpu, "triton": triton, "readme": readme, "delta-speed": speed,
-        "ragged": ragged, "ragged-speed": speed, "head-speed": speed, "replay-speed": suite_speed,
+        "ragged": ragged, "ragged-speed": speed, "head-speed": speed, "replay-speed": suite_speed, "pool-speed": suite_speed,
         "targets": targets,
     }  # fmt: skip
     page = DOCS / PAGES[name]

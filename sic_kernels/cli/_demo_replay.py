@@ -14,11 +14,11 @@ import torch
 from .. import models, replay
 from ..integrations.early_exit import generate_early_exit
 from ..integrations.slots import SlotRow, resample
-from . import _demo_head, _kill
+from . import _demo_head, _kill, _llama_cpp
 from ._replay_process import Job
 
 TOKENS, CHUNK = 1024, 256  # of the prefill that is killed, at most
-FORMATS = ("torch", "safetensors")
+FORMATS = ("torch", "safetensors", _llama_cpp.BASE)
 WRITTEN = 24  # tokens, ordinarily and by self-speculation
 DRAFT, SURE = 4, 0.9  # tokens drafted in a round at most, while the early exit gives them this probability
 DRAWS, TEMPERATURE = 5, 1.0
@@ -90,12 +90,15 @@ def drawn_again(row: SlotRow, layer: int) -> dict[str, Any]:
 def lines(found: dict[str, Any]) -> list[str]:
     """What `measure` found, for people."""
     kill, early, again = found["kill"], found["early_exit"], found["resample"]
-    loads = ", ".join(f"{1e3 * seconds:.0f} ms ({form})" for form, seconds in kill["loaded"].items())
+    loads = ", ".join(
+        f"{1e3 * seconds:.0f} ms ({form}, {kill['nbytes'][form] / 1e6:.0f} MB)"
+        for form, seconds in kill["loaded"].items()
+    )
     return [
         f"kill -9 in the middle of a prefill of {kill['tokens']} tokens, another process goes on: first missing segment "
         f"{1e3 * kill['resumed']:.1f} ms after the model is there, {_same(kill['same_tokens'], 'tokens')}",
-        f"  in its place: {1e3 * kill['recomputed']:.0f} ms to compute what was done; {loads} to load it, "
-        f"{kill['nbytes'] / 1e6:.0f} MB that somebody had to save before",
+        f"  in its place: {1e3 * kill['recomputed']:.0f} ms to compute what was done; {loads} to load what somebody had to save",
+        *(f"  not measured: loading the state by {form}: {why}" for form, why in kill["absent"].items()),
         f"self-speculation, exit at layer {early['exit_layer']} of {early['layers']} where it is {SURE:.0%} sure: "
         f"{early['layers_per_token']:.1f} layers per token in place of {early['layers']}, {early['accepted']} of "
         f"{early['drafted']} drafts accepted, {_same(early['same_tokens'], 'text')}",

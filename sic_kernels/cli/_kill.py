@@ -14,7 +14,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from .. import models
 from ..runtime.errors import SicError
+from . import _llama_cpp
+from ._coders import NotHere
 from ._replay_process import FILES, Job, load, save
 
 LOADS = 3  # times that a state is loaded; the quickest counts
@@ -23,15 +26,20 @@ TIMEOUT = 600  # seconds for each process
 
 @dataclasses.dataclass(frozen=True)
 class Killed:
-    """Seconds from the loaded model to the first missing segment: `resumed`, `loaded` by format, `recomputed`; `saving` by format
-    and `nbytes` are what loading needs beforehand. `executed`: segments that the second process ran; `answer`: its greedy tokens.
+    """Seconds from the loaded model to the first missing segment: `resumed`, `loaded` by format, `recomputed`.
+
+    `opening`: the part of `loaded` in which llama.cpp makes its context. `saving`, `nbytes`, of each file: what loading needs
+    beforehand. `absent`: why a format was not measured. `executed`: segments that the second process ran; `answer`: its greedy
+    tokens.
     """
 
     resumed: float
     loaded: dict[str, float]
+    opening: dict[str, float]
     recomputed: float
     saving: dict[str, float]
-    nbytes: int
+    nbytes: dict[str, int]
+    absent: dict[str, str]
     executed: int
     answer: list[int]
     loading: float  # of the model, which all of them need
@@ -43,17 +51,37 @@ class Killed:
 def kill(job: Job, formats: tuple[str, ...] = tuple(FILES), lm: Any = None) -> Killed:
     """Starts, kills and starts again, in a folder made in `job.folder` ("": the usual place) that is then gone.
 
+    formats: of `FILES`; and of `_llama_cpp.STATES`, which are llama.cpp's own files, if `lm` was loaded from a GGUF file.
     lm: the loaded model; saved states are then saved and loaded in this process, which is quicker. None: in new ones.
     """
     with tempfile.TemporaryDirectory(dir=job.folder or None) as folder:
         job = dataclasses.replace(job, folder=folder)
         work = _killed(job)
         state = save(job) if lm is not None else _said("save", job)
-        loads = {form: _loaded(dataclasses.replace(job, format=form), lm) for form in formats}
+        loads = {form: _loaded(dataclasses.replace(job, format=form), lm) for form in formats if form in FILES}
+        opening: dict[str, float] = {}
+        absent: dict[str, str] = {}
+        for form in (form for form in formats if form in _llama_cpp.STATES):
+            try:
+                found = _by_llama_cpp(job, form, lm)
+            except NotHere as why:
+                absent[form] = str(why)
+                continue
+            loads[form], opening[form] = found.opening + found.loading, found.opening
+            state["saving"][form], state["nbytes"][form] = found.saving, found.nbytes
         last = _said("resume", job)
-    return Killed(
-        last["first"], loads, work, state["saving"], state["nbytes"], last["executed"], last["answer"], last["loading"]
-    )
+    said = {"executed": last["executed"], "answer": last["answer"], "loading": last["loading"]}
+    return Killed(last["first"], loads, opening, work, state["saving"], state["nbytes"], absent, **said)
+
+
+def _by_llama_cpp(job: Job, form: str, lm: Any) -> _llama_cpp.StateFile:
+    """Its state after the chunks that the killed prefill had finished; it cannot stop within one."""
+    gguf = _llama_cpp.require(getattr(lm, "gguf", None))
+    segments = lm.model.config.num_hidden_layers + 2  # embedding and head
+    done = max(1, job.stop // segments * job.chunk)
+    ids = lm.tokens(models.text(job.text), done + 1)[0].tolist()
+    file = Path(job.folder) / "state.llama"
+    return _llama_cpp.state_file(gguf, ids, job.tokens + job.answer, job.chunk, form, file, LOADS)
 
 
 def _loaded(job: Job, lm: Any) -> float:

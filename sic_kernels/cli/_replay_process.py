@@ -100,7 +100,7 @@ def save(job: Job) -> dict[str, Any]:
     """What a process that foresaw its death would have saved."""
     from safetensors.torch import save_file
 
-    seconds = {}
+    seconds, sizes = {}, {}
     with replay.MemoryPool.attach(Path(job.folder) / "pool") as pool:
         # copies: torch.save writes all of the memory that a tensor is a view of
         state = {str(block.name).removeprefix("run."): block.tensor.clone() for block in pool.blocks()}
@@ -108,7 +108,8 @@ def save(job: Job) -> dict[str, Any]:
             begin = time.perf_counter()
             write(state, str(job.file(form)))
             seconds[form] = time.perf_counter() - begin
-    return {"saving": seconds, "nbytes": sum(x.nbytes for x in state.values())}
+            sizes[form] = job.file(form).stat().st_size
+    return {"saving": seconds, "nbytes": sizes}
 
 
 def resume(job: Job, lm: Any) -> dict[str, Any]:
