@@ -307,3 +307,7 @@ def test_the_native_layer_refuses_what_is_no_text():
         ours.parse("x", "xx", -1, 3, tuple)
     with pytest.raises(ArgumentError, match="parse: type: got type, expected a class of tuples"):
         ours.parse("x", "x", -1, 3, list)
+    with pytest.raises(ArgumentError, match="parse: lang: got 2, expected -1, or one of the languages"):
+        ours.parse("x", "x", 2, 3, tuple)
+    with pytest.raises(ArgumentError, match="parse: depth: got 0, expected 1 or more"):
+        ours.parse("x", "x", -1, 0, tuple)

@@ -42,7 +42,7 @@ Text text_of(const char* op, const char* arg, py::handle object) {
 #if PY_VERSION_HEX < 0x030C0000
   if (PyUnicode_READY(object.ptr()) != 0) throw py::error_already_set();
 #endif
-  return {PyUnicode_DATA(object.ptr()), PyUnicode_KIND(object.ptr()),
+  return {PyUnicode_DATA(object.ptr()), static_cast<int>(PyUnicode_KIND(object.ptr())),
           static_cast<size_t>(PyUnicode_GET_LENGTH(object.ptr()))};
 }
 
@@ -95,7 +95,8 @@ class ReferenceGrammar {
   py::object parse(py::handle text, py::handle low, int lang, int depth, py::handle type) const {
     const Text given = text_of("parse", "text", text), lowered = text_of("parse", "text", low);
     const bool is_tuple = PyType_Check(type.ptr()) && PyType_IsSubtype((PyTypeObject*)type.ptr(), &PyTuple_Type);
-    Check("parse").require(is_tuple, "type", type_of(type), "a class of tuples");
+    if (!is_tuple) Check("parse").fail("type", type_of(type), "a class of tuples");
+    if (lang < -1 || lang >= kLangs) Check("parse").fail("lang", std::to_string(lang), "-1, or one of the languages");
     References found;
     {
       std::optional<py::gil_scoped_release> release;

@@ -32,6 +32,24 @@ Tag tag_of(const Classes& classes, const std::string& name) {
   return found->second;
 }
 
+Sentence cut(const Grammar::Compiled& grammar, const Text& text, const Text& low, Lang lang) {
+  if (low.size >= UINT32_MAX)
+    Check("parse").fail("text", std::to_string(low.size) + " characters", "fewer than 2^32 - 1");
+  Sentence sentence{grammar, text, low, {}, {}};
+  const size_t likely = std::min<size_t>(low.size, 64);
+  sentence.tokens.reserve(likely);
+  sentence.tags.reserve(likely);
+  grammar.cutter->cut(low, lang != Lang::en, sentence.tokens, sentence.tags);
+  return sentence;
+}
+
+// Most sentences have none, and end there. A number with dots is one of digits, too.
+bool has_anchor(const Sentence& sentence, const ClassSet& anchors) {
+  ClassSet looked_for = anchors;
+  if (anchors[sentence.grammar.tags.digits]) looked_for.set(sentence.grammar.tags.dotted);
+  return std::any_of(sentence.tags.begin(), sentence.tags.end(), [&](Tag tag) { return looked_for[tag]; });
+}
+
 }  // namespace
 
 Grammar::Compiled::Compiled(const Tables& tables, const Characters& characters)
@@ -80,28 +98,6 @@ Grammar::Grammar(const Tables& tables, const Characters& characters)
     : compiled_(std::make_unique<Compiled>(tables, characters)) {}
 Grammar::~Grammar() = default;
 
-namespace {
-
-Sentence cut(const Grammar::Compiled& grammar, const Text& text, const Text& low, Lang lang) {
-  Check("parse").require(low.size < UINT32_MAX, "text", std::to_string(low.size) + " characters",
-                         "fewer than 2^32 - 1");
-  Sentence sentence{grammar, text, low, {}, {}};
-  const size_t likely = std::min<size_t>(low.size, 64);
-  sentence.tokens.reserve(likely);
-  sentence.tags.reserve(likely);
-  grammar.cutter->cut(low, lang != Lang::en, sentence.tokens, sentence.tags);
-  return sentence;
-}
-
-// Most sentences have none, and end there. A number with dots is one of digits, too.
-bool has_anchor(const Sentence& sentence, const ClassSet& anchors) {
-  ClassSet looked_for = anchors;
-  if (anchors[sentence.grammar.tags.digits]) looked_for.set(sentence.grammar.tags.dotted);
-  return std::any_of(sentence.tags.begin(), sentence.tags.end(), [&](Tag tag) { return looked_for[tag]; });
-}
-
-}  // namespace
-
 Lang lang_of(const Text& low) {
   bool ascii = true, latin = false, han = false;
   for (size_t i = 0; i < low.size; ++i) {
@@ -115,7 +111,8 @@ Lang lang_of(const Text& low) {
 }
 
 References Grammar::parse(const Text& text, const Text& low, Lang lang, int depth) const {
-  Check("parse").require(text.size == low.size, "low", std::to_string(low.size) + " characters", "those of text");
+  if (text.size != low.size) Check("parse").fail("low", std::to_string(low.size) + " characters", "those of text");
+  if (depth < 1) Check("parse").fail("depth", std::to_string(depth), "1 or more");
   References found;
   const Sentence sentence = cut(*compiled_, text, low, lang);
   if (!has_anchor(sentence, compiled_->anchors[static_cast<int>(lang)])) return found;

@@ -50,7 +50,7 @@ constexpr int kSetCount = 3;
 struct Word {
   std::u32string text;  // in lower case
   std::string cls;
-  std::optional<int64_t> number;
+  std::optional<int64_t> number{};
   int32_t noun = -1;  // which of the nouns it stands for; -1: none
 };
 
@@ -119,8 +119,8 @@ class Grammar {
   Grammar(const Tables& tables, const Characters& characters);
   ~Grammar();
 
-  // `low`: the text in lower case, a character for each of `text`. `depth`: a reference that is nested deeper is
-  // Kind::too_deep as a whole. ArgumentError for 2^32 - 1 characters and more.
+  // `low`: the text in lower case, a character for each of `text`. `depth`, 1 or more: a reference that is nested
+  // deeper is Kind::too_deep as a whole. ArgumentError also for 2^32 - 1 characters and more.
   References parse(const Text& text, const Text& low, Lang lang, int depth) const;
 
   // One for each token, read as both languages.

@@ -26,17 +26,15 @@ SHIPPED = tuple(Path(__file__).parent / "data" / f"{name}.json" for name in ("en
 LANGUAGES = ("en", "zh")
 MEANINGS = ("nothing", "vague", "list", "from end", "first", "last", "all", "label", "letter", "title")
 MOST_REPEATS = 8  # of a part of a form: keeps every form bounded
-# In all of a form, repeats multiplied and optional parts: each can be a choice, and a match may have to try all that there are.
-MOST_REPEATED, MOST_OPTIONAL = 28, 16
+# Of a pattern with its parts put in: repeats multiplied, as they are written out; optional parts; characters.
+MOST_REPEATED, MOST_OPTIONAL, MOST_CHARACTERS = 28, 16, 1 << 14
 _REPEATS, _OPTIONAL = re.compile(r",(\d)\}"), re.compile(r"(?<!\()\?")
-
-MOST_CHARACTERS = 1 << 14  # of a pattern with its parts put in
 MOST_CLASSES = 256
 
 # Classes that need no words: what cuts the text fills them, or the numbers do.
 _BUILT_IN = ("unknown", "digits", "dotted", "numeral", "title", "letter", "roman", "cardinal", "ordinal", "tens", "one")
 _NUMBERS = {"ordinal", "cardinal", "roman", "back", "tens", "one"}  # classes whose words are read as numbers
-_SPELT = {"digits", "numeral"}  # classes whose characters are
+_SPELT = {"digits", "numeral"}  # classes whose characters are read as numbers, so they have no words
 _FORM_KEYS = {"means", "pattern", "starts", "ordinal", "count", "capital", "rear"}
 _NESTED = ("inner first", "outer first", "outer first, other noun", "fronted")
 _SINGLE = ("vague before", "vague after", "lead")
