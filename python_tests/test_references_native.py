@@ -170,6 +170,7 @@ MEANS = st.sampled_from([m for m in grammar.MEANINGS if m != "nothing"])
     around=st.dictionaries(st.sampled_from(["vague before", "vague after", "lead"]), PATTERN, max_size=2),
     texts=st.lists(TOKENS, min_size=1, max_size=6),
 )
+@example(forms=[("list", "(|<x>|<x><x><x>){0,2} (?<= <x><x>)", "")], rules={}, around={}, texts=["x x x", "x x"])
 def test_made_grammars(tmp_path_factory, forms, rules, around, texts):
     data = {
         "language": "en", "nouns": {"noun": {"noun": ["noun"]}},
