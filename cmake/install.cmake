@@ -7,7 +7,7 @@ set(SIC_CMAKE_DIR lib/cmake/sic_kernels)
 install(TARGETS sic EXPORT sic_kernelsTargets ARCHIVE DESTINATION lib COMPONENT dev LIBRARY DESTINATION lib COMPONENT dev)
 install(EXPORT sic_kernelsTargets NAMESPACE sic:: DESTINATION ${SIC_CMAKE_DIR} COMPONENT dev)
 install(
-  DIRECTORY csrc/core csrc/slicing csrc/delta csrc/head csrc/ragged csrc/replay
+  DIRECTORY csrc/core csrc/slicing csrc/delta csrc/head csrc/ragged csrc/replay csrc/references
   DESTINATION include/sic
   COMPONENT dev
   FILES_MATCHING

@@ -22,6 +22,7 @@ void bind_simt(py::module_&);
 void bind_block_index(py::module_&);
 void bind_stop_matcher(py::module_&);
 void bind_memory_pool(py::module_&);
+void bind_references(py::module_&);
 #endif
 }  // namespace sic::bind
 
@@ -51,6 +52,7 @@ PYBIND11_MODULE(SIC_MODULE_NAME, m) {
   sic::bind::bind_block_index(m);
   sic::bind::bind_stop_matcher(m);
   sic::bind::bind_memory_pool(m);
+  sic::bind::bind_references(m);
 #endif
   m.def("set_num_threads", &sic::set_num_threads, "0: as many as the OpenMP runtime of the process uses");
   m.def("num_threads", &sic::num_threads);

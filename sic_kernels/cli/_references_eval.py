@@ -2,30 +2,26 @@
 
 The cases are written by hand: an answer, what is said about it, the points that are meant, or that nothing can be. A case counts
 if all of it is as expected; it is wrong if it resolves to a point that was not meant.
+
+Timed are the sentences of all cases, and the lines of the answers, which have hardly any reference. No text is parsed twice: each
+run adds a space to all of them.
 """
 
 from __future__ import annotations
 
-import timeit
+import random
+import time
 from collections import defaultdict
 from typing import Any
 
 from ..references import grammar, parse, sentences
 
-SENTENCES = {
-    "English, none": "Could you write me a short poem about the sea and the wind?",
-    "English, one": "Can you expand on the third point above in a bit more detail",
-    "English, nested": "What is the second example in the third point that you made?",
-    "Chinese, none": "请帮我写一首关于春天的诗，要求押韵，长度大约二十行左右，语言要优美",
-    "Chinese, one": "刚才说的第二个原因能再展开讲讲吗，我觉得还不够清楚，最好举一个例子",
-    "Chinese, nested": "第三点的第二个例子是什么意思，能不能用更简单的话再解释一遍，谢谢",
-}
 KINDS = ("points", "ambiguous", "range", "missing", "deep", "vague", "none")
-RUNS, CALLS = 200, 50
+RUNS = 20
 
 
 def measure() -> dict[str, Any]:
-    """Scores of both lists of cases by language and kind, failed cases, microseconds a sentence, bytes of the grammar."""
+    """Scores of both lists of cases by language and kind, failed cases, microseconds of `parse`, bytes of the grammar."""
     rows, failed = [], []
     for name in sentences.LISTS:
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -43,14 +39,37 @@ def measure() -> dict[str, Any]:
     return {
         "rows": rows,
         "failed": failed,
-        "microseconds": {name: _microseconds(text) for name, text in SENTENCES.items()},
+        "microseconds": microseconds(),
         "grammar_bytes": sum(path.stat().st_size for path in grammar.SHIPPED),
     }
 
 
-def _microseconds(text: str) -> float:
-    """Of one `parse`: the least of many short runs, so that other programs count little."""
-    return min(timeit.repeat(lambda: parse(text, depth=3), number=CALLS, repeat=RUNS)) / CALLS * 1e6
+def microseconds() -> list[dict[str, Any]]:
+    """Median and 95th percentile of one `parse` over many different texts, by language and by whether there is a reference."""
+    texts = [(case.language, case.text) for name in sentences.LISTS for case in sentences.cases(name)]
+    texts += [
+        (name.partition("-")[0], line)
+        for name, text in sentences.answers().items()
+        for line in text.splitlines()
+        if line
+    ]
+    texts = list(dict.fromkeys(texts))
+    seen: dict[tuple[str, bool], list[tuple[float, int]]] = defaultdict(list)
+    for run in range(RUNS):
+        random.Random(run).shuffle(texts)
+        for language, text in texts:
+            padded = text + " " * run
+            begin = time.perf_counter()
+            found = parse(padded, depth=3)
+            seen[language, bool(found)].append(((time.perf_counter() - begin) * 1e6, len(text)))
+    rows = []
+    for (language, has_reference), timed in sorted(seen.items()):
+        times, lengths = sorted(t for t, _ in timed), sorted(n for _, n in timed)
+        rows.append({
+            "language": language, "has_reference": has_reference, "texts": len(timed) // RUNS,
+            "characters": lengths[len(lengths) // 2], "median": times[len(times) // 2], "p95": times[len(times) * 95 // 100],
+        })  # fmt: skip
+    return rows
 
 
 def tables(result: dict[str, Any]) -> list[Any]:
@@ -66,11 +85,14 @@ def tables(result: dict[str, Any]) -> list[Any]:
                 f"{rows[kind]['exact']} of {rows[kind]['cases']}" if kind in rows else "" for kind in (*KINDS, "all")
             ]
             scores.add_row(name, language, *shown, str(rows["all"]["wrong"]))
-    times = Table(title="time of parse")
-    for column in ("references in the sentence", "us", "characters"):
-        times.add_column(column, justify="left" if column.startswith("references") else "right")
-    for name, value in result["microseconds"].items():
-        times.add_row(name, f"{value:.1f}", str(len(SENTENCES[name])))
+    times = Table(title="time of parse, microseconds")
+    for column in ("language", "references", "texts", "characters, median", "median", "p95"):
+        times.add_column(column, justify="left" if column in ("language", "references") else "right")
+    for row in result["microseconds"]:
+        times.add_row(
+            row["language"], "some" if row["has_reference"] else "none", str(row["texts"]), str(row["characters"]),
+            f"{row['median']:.1f}", f"{row['p95']:.1f}",
+        )  # fmt: skip
     failures = Table(title="not as expected")
     for column in ("cases", "answer", "text", "expected", "seen"):
         failures.add_column(column)

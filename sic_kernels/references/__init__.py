@@ -6,7 +6,7 @@
         sic.references.pages(found.tokens, page_size=16)                 # the pages of the KV cache that hold it
 
 Only what has a structure is resolved: an ordinal, a number, a letter, a title. What is vague ("that passage above") is refused
-and never guessed, and so is what fits two points alike. Python alone; no tensors, no model.
+and never guessed, and so is what fits two points alike. No tensors, no model; `parse` is C++ (csrc/references).
 """
 
 from .grammar import Grammar, load_grammar

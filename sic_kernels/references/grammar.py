@@ -1,8 +1,8 @@
-"""The grammar of references: word classes and forms, read from JSON files and compiled to regular expressions.
+"""The grammar of references: word classes and forms, read from JSON files, checked, and handed to the native parser.
 
-A sentence is cut into tokens and each token becomes one character, its class. Forms are regular expressions over these
-characters, so they are short, however long the words are. A form matches a bounded number of tokens: that, and one pass over
-the text, is why the time to parse is linear in the length of any text.
+A sentence is cut into tokens and each token has one class of words. Forms are patterns over classes
+(csrc/references/pattern.h), so they are short, however long the words are. A form matches a bounded number of tokens: that, and
+one pass over the text, is why the time to parse is linear in the length of any text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from ..runtime import native
 from ..runtime.errors import ArgumentError
 from . import numerals
 
@@ -25,21 +26,15 @@ SHIPPED = tuple(Path(__file__).parent / "data" / f"{name}.json" for name in ("en
 LANGUAGES = ("en", "zh")
 MEANINGS = ("nothing", "vague", "list", "from end", "first", "last", "all", "label", "letter", "title")
 MOST_REPEATS = 8  # of a part of a form: keeps every form bounded
-# In all of a form, repeats multiplied and optional parts: each can be a choice, and a match may have to try all that there are.
-MOST_REPEATED, MOST_OPTIONAL = 28, 16
+# Of a pattern with its parts put in: repeats multiplied, as they are written out; optional parts; characters.
+MOST_REPEATED, MOST_OPTIONAL, MOST_CHARACTERS = 28, 16, 1 << 14
 _REPEATS, _OPTIONAL = re.compile(r",(\d)\}"), re.compile(r"(?<!\()\?")
+MOST_CLASSES = 256
 
-# Characters that mean nothing in a regular expression, one for each class of words.
-_TAGS = "".join(c for c in map(chr, range(0x30, 0x180)) if c.isalnum())
-# Classes that need no words: the scanner or the numbers fill them.
+# Classes that need no words: what cuts the text fills them, or the numbers do.
 _BUILT_IN = ("unknown", "digits", "dotted", "numeral", "title", "letter", "roman", "cardinal", "ordinal", "tens", "one")
-# What classes do where numbers are read. "counts": a "one" behind them is a number.
-_ROLES = {
-    "value": ("ordinal", "cardinal", "roman", "back"), "tens": ("tens",), "one": ("one",), "digits": ("digits",),
-    "numeral": ("numeral",), "last": ("last", "zlast"), "range": ("to", "dash", "zto"),
-    "counts": ("noun", "nouns", "number", "but", "znoun"),
-}  # fmt: skip
-_NUMBERS = {*_ROLES["value"], *_ROLES["tens"], *_ROLES["one"]}  # classes whose words are read as numbers
+_NUMBERS = {"ordinal", "cardinal", "roman", "back", "tens", "one"}  # classes whose words are read as numbers
+_SPELT = {"digits", "numeral"}  # classes whose characters are read as numbers, so they have no words
 _FORM_KEYS = {"means", "pattern", "starts", "ordinal", "count", "capital", "rear"}
 _NESTED = ("inner first", "outer first", "outer first, other noun", "fronted")
 _SINGLE = ("vague before", "vague after", "lead")
@@ -66,37 +61,31 @@ class Form:
     rear: bool = False  # counts what is behind a place, so one is not "the last": 后一点
 
 
+class Tables(NamedTuple):
+    """What files say, checked. Patterns have their parts put in; a form's `starts` is a look-ahead before its pattern."""
+
+    classes: list[str]
+    words: dict[str, tuple[str, int | str | None]]  # word -> class, its number or canonical noun
+    nouns: dict[str, Noun]
+    forms: list[tuple[str, Form, str]]  # language, form, pattern
+    rules: dict[tuple[str, str], str]  # (language, rule) -> what is around and between references
+    sets: dict[tuple[str, str], list[str]]  # (language, set) -> classes
+    sequence: dict[str, int | str]  # firstly -> 1, finally -> "last"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grammar:
-    """A compiled grammar: immutable, shared by threads. `load_grammar` makes it.
+    """A grammar made ready: immutable, shared by threads. `load_grammar` makes it.
 
-    nouns: by their canonical names.  tags: word -> class character.  values: word -> number or canonical noun.
+    nouns: by their canonical names.  classes: word -> class.  values: word -> number or canonical noun.
+    sequence: firstly -> 1, finally -> "last".
     """
 
     nouns: Mapping[str, Noun]
-    tags: Mapping[str, str]
+    classes: Mapping[str, str]
     values: Mapping[str, Any]
-    classes: Mapping[str, str]  # class -> its character
-    names: Mapping[str, str]  # and back
-    roles: Mapping[str, str]  # class character -> what its words do in numbers
-    first: Mapping[str, str]  # first character of a token that is no word -> class character
-    scanners: Mapping[str, re.Pattern[str]]
-    forms: Mapping[str, tuple[Form, ...]]  # by language, in the order of the groups of `patterns`
-    patterns: Mapping[str, re.Pattern[str]]
-    rules: Mapping[tuple[str, str], re.Pattern[str] | None]  # (language, rule) -> what is around and between references
-    sets: Mapping[tuple[str, str], str]  # (language, set) -> class characters
-    anchors: Mapping[str, re.Pattern[str]]  # by language: a sentence without any of these has no reference
-    sequence: Mapping[str, int | str]  # firstly -> 1, finally -> "last"
-    unknown: str  # class character of what no class has
-
-    def tokens(self, low: str, language: str) -> list[str]:
-        """The tokens of a text in lower case."""
-        return self.scanners[language].findall(low)
-
-    def tag(self, tokens: list[str]) -> str:
-        """One character for each token."""
-        known, first, unknown = self.tags.get, self.first.get, self.unknown
-        return "".join([known(t) or first(t[0], unknown) for t in tokens])
+    sequence: Mapping[str, int | str]
+    native: Any  # what parses: _C.ReferenceGrammar
 
 
 def load_grammar(*paths: str | os.PathLike[str], extend: bool = True) -> Grammar:
@@ -108,6 +97,11 @@ def load_grammar(*paths: str | os.PathLike[str], extend: bool = True) -> Grammar
 
     `ArgumentError` names the file and the key. Compiling takes some milliseconds, so keep the result.
     """
+    return _made_ready(read_tables(*paths, extend=extend))
+
+
+def read_tables(*paths: str | os.PathLike[str], extend: bool = True) -> Tables:
+    """What the files of `load_grammar` say."""
     for path in paths:
         if not isinstance(path, str | os.PathLike):
             raise ArgumentError.of("load_grammar", "paths", repr(path), "paths of JSON files")
@@ -117,50 +111,58 @@ def load_grammar(*paths: str | os.PathLike[str], extend: bool = True) -> Grammar
     builder = _Builder()
     for path in files:
         builder.add(path)
-    return builder.grammar()
+    return builder.tables()
+
+
+def _made_ready(tables: Tables) -> Grammar:
+    numbers_of = {name: i for i, name in enumerate(tables.nouns)}
+    words = [
+        (word, cls, *((None, numbers_of[value]) if isinstance(value, str) else (value, -1)))
+        for word, (cls, value) in tables.words.items()
+    ]
+    return Grammar(
+        nouns=tables.nouns,
+        classes={word: cls for word, (cls, _) in tables.words.items()},
+        values={word: value for word, (_, value) in tables.words.items() if value is not None},
+        sequence=tables.sequence,
+        native=native.module().ReferenceGrammar(
+            tables.classes, words, [(name, noun.generic) for name, noun in tables.nouns.items()],
+            [(language, form.means, pattern, form.ordinal, form.count, form.capital, form.rear)
+             for language, form, pattern in tables.forms],
+            tables.rules, tables.sets,
+        ),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
 def shipped() -> Grammar:
-    """The grammar of the package, compiled at its first use."""
+    """The grammar of the package, made ready at its first use."""
     return load_grammar()
 
 
 class _Source(NamedTuple):
-    """A form as a file has it. starts: the classes that it can begin with, for speed."""
+    """A form as a file has it. starts: the classes that it can begin with."""
 
+    form: Form
     where: str
     key: str
     pattern: str
     starts: str
 
 
-def _trie(words: list[str]) -> str:
-    """A regular expression for the longest of the words: one branch for each first character, so that few are tried."""
-    rests: dict[str, list[str]] = {}
-    for word in words:
-        rests.setdefault(word[0], []).append(word[1:])
-    alone = "".join(re.escape(c) for c, tails in rests.items() if tails == [""])
-    branches = [f"[{alone}]"] if alone else []
-    for c, tails in sorted(rests.items()):
-        longer = "|".join(map(re.escape, sorted(filter(None, tails), key=len, reverse=True)))
-        if longer:
-            branches.append(f"{re.escape(c)}(?:{longer}){'?' if '' in tails else ''}")
-    return "|".join(branches) or "(?!)"
-
-
 class _Builder:
-    """Collects what files say, then compiles it."""
+    """Collects what files say, then checks how it fits together."""
 
     def __init__(self) -> None:
         self.words: dict[str, tuple[str, Any]] = {}  # word -> (class, value)
         self.nouns: dict[str, Noun] = {}
         self.parts: dict[str, dict[str, str]] = {language: {} for language in LANGUAGES}
-        self.forms: dict[str, list[tuple[Form, _Source]]] = {language: [] for language in LANGUAGES}
+        self.forms: dict[str, list[_Source]] = {language: [] for language in LANGUAGES}
         self.rules: dict[tuple[str, str], tuple[str, str]] = {}
         self.sets: dict[tuple[str, str], list[str]] = {}
         self.sequence: dict[str, int | str] = {}
         self.where = ""
+        self.classes: list[str] = []
         self._add_words("unknown", dict.fromkeys('"“「《'))  # a quotation mark by itself
         self._add_words("roman", {word: n for word, n in numerals.roman() if len(word) > 1})
 
@@ -200,79 +202,36 @@ class _Builder:
             for word in self._strings(f"sequence.{ordinal}", words):
                 self.sequence[word] = int(ordinal) if ordinal.isdecimal() else ordinal
 
-    def grammar(self) -> Grammar:
+    def tables(self) -> Tables:
         self._add_words("letter", dict.fromkeys("bcdefghijklmnopqrstuvwxyz"))
-        names = sorted({cls for cls, _ in self.words.values()} | set(_BUILT_IN))
-        classes = dict(zip(names, _TAGS))
-        if len(names) > len(_TAGS):
-            self._refuse("classes", f"{len(names)} classes", f"at most {len(_TAGS)}")
-        compiled = {language: self._alternatives(language, classes) for language in LANGUAGES}
-        every = dict.fromkeys((*LANGUAGES, "auto"), "")
-        every |= compiled | {"auto": "|".join(filter(None, compiled.values()))}
+        self.classes = sorted({cls for cls, _ in self.words.values()} | set(_BUILT_IN))
+        if len(self.classes) > MOST_CLASSES:
+            self._refuse("classes", f"{len(self.classes)} classes", f"at most {MOST_CLASSES}")
+        forms = [
+            (language, source.form, self._form_pattern(language, source))
+            for language in LANGUAGES for source in self.forms[language]
+        ]  # fmt: skip
         rules = {
-            (language, name): self._rule(language, name, classes) if (language, name) in self.rules else None
-            for language in LANGUAGES for name in (*_NESTED, *_SINGLE)
-        }  # fmt: skip
-        sets = {(language, name): self._set(language, name, classes) for language in LANGUAGES for name in _SETS}
-        anchors = {language: sets[language, "anchors"] for language in LANGUAGES}
-        anchors["auto"] = "".join(anchors.values())
-        first = dict.fromkeys("0123456789０１２３４５６７８９", classes["digits"])
-        first |= dict.fromkeys(numerals.CHINESE, classes["numeral"]) | dict.fromkeys('"“「《', classes["title"])
-        forms = {language: tuple(form for form, _ in self.forms[language]) for language in LANGUAGES}
-        return Grammar(
-            nouns=self.nouns,
-            tags={word: classes[cls] for word, (cls, _) in self.words.items()},
-            values={word: value for word, (_, value) in self.words.items() if value is not None},
-            classes=classes,
-            names={tag: name for name, tag in classes.items()},
-            roles={classes[name]: role for role, names in _ROLES.items() for name in names if name in classes},
-            first=first,
-            scanners=self._scanners(),
-            forms={**forms, "auto": (*forms["en"], *forms["zh"])},
-            patterns={language: re.compile(text or "(?!)") for language, text in every.items()},
-            rules=rules,
-            sets=sets,
-            anchors={language: re.compile(f"[{tags}]" if tags else "(?!)") for language, tags in anchors.items()},
-            sequence=self.sequence,
-            unknown=classes["unknown"],
-        )
+            (language, name): self._expand(language, where, name, pattern)
+            for (language, name), (where, pattern) in self.rules.items()
+        }
+        for (_, name), classes in self.sets.items():
+            self._check_classes(name, classes)
+        return Tables(self.classes, self.words, self.nouns, forms, rules, self.sets, self.sequence)
 
-    def _alternatives(self, language: str, classes: dict[str, str]) -> str:
-        """All forms of a language, an empty group behind each so that `lastindex` says which one matched."""
-        branches = []
-        for starts, forms in itertools.groupby((source for _, source in self.forms[language]), lambda s: s.starts):
-            group = [f"{self._expand(language, s.where, f'{s.key}.pattern', s.pattern, classes)}()" for s in forms]
-            if starts:  # one look at the next token in place of a try for each form
-                ahead = self._expand(language, self.where, "starts", starts, classes)
-                group = [f"(?={ahead})(?:{'|'.join(group)})"]
-            branches += group
-        return "|".join(branches)
+    def _form_pattern(self, language: str, source: _Source) -> str:
+        pattern = self._expand(language, source.where, f"{source.key}.pattern", source.pattern)
+        if not source.starts:
+            return pattern
+        return f"(?={self._expand(language, source.where, f'{source.key}.starts', source.starts)}){pattern}"
 
-    def _rule(self, language: str, name: str, classes: dict[str, str]) -> re.Pattern[str]:
-        where, pattern = self.rules[language, name]
-        return re.compile(self._expand(language, where, name, pattern, classes))
-
-    def _set(self, language: str, name: str, classes: dict[str, str]) -> str:
-        names = self.sets.get((language, name), [])
-        unknown = [cls for cls in names if cls not in classes]
+    def _check_classes(self, key: str, names: list[str]) -> None:
+        unknown = [cls for cls in names if cls not in self.classes]
         if unknown:
-            self._refuse(name, f"class {unknown[0]!r}", f"one of {', '.join(sorted(classes))}")
-        return "".join(classes[cls] for cls in names)
+            self._refuse(key, f"class {unknown[0]!r}", f"one of {', '.join(self.classes)}")
 
-    def _scanners(self) -> dict[str, re.Pattern[str]]:
-        """What cuts texts into tokens: words, numbers, quoted titles, characters of no word, single others but spaces."""
-        latin = r"[a-z]+|['’]s\b|[0-9０-９]+(?:\.[0-9]+){0,3}"
-        quoted = r'"[^"\n]{1,60}"|“[^”\n]{1,60}”|「[^」\n]{1,60}」|《[^》\n]{1,60}》'
-        words = [word for word in self.words if not word.isascii()]
-        taken = "".join({re.escape(word[0]) for word in words} | set(numerals.CHINESE))
-        none = rf"[^\x00-\x7f０-９“「《’\s{taken}]+"
-        both = "|".join([none, quoted, _trie(words), f"[{numerals.CHINESE}]+", latin, r"\n|\S"])
-        return {"en": re.compile(f"{latin}|{quoted}|\\n|\\S"), "zh": re.compile(both), "auto": re.compile(both)}
-
-    def _expand(
-        self, language: str, where: str, key: str, pattern: str, classes: dict[str, str], depth: int = 0
-    ) -> str:
-        """A pattern over classes as a regular expression over their characters."""
+    def _expand(self, language: str, where: str, key: str, pattern: str, depth: int = 0) -> str:
+        """A pattern with its parts put in."""
         self.where = where
         out, at = [], 0
         while at < len(pattern):
@@ -283,26 +242,23 @@ class _Builder:
                 )
             names, part, _, most, space = found.groups()
             if names is not None:
-                unknown = [name for name in names.split("|") if name not in classes]
-                if unknown:
-                    self._refuse(key, f"class {unknown[0]!r}", f"one of {', '.join(sorted(classes))}")
-                tags = "".join(classes[name] for name in names.split("|"))
-                out.append(f"[{tags}]" if len(tags) > 1 else tags)
-            elif part is not None:
+                self._check_classes(key, names.split("|"))
+            if part is not None:
                 parts = self.parts[language]
                 if part not in parts:
                     self._refuse(key, f"part {part!r}", f"one of {', '.join(sorted(parts))}")
-                out.append(self._expand(language, where, f"parts.{part}", parts[part], classes, depth + 1))
+                out.append(self._expand(language, where, f"parts.{part}", parts[part], depth + 1))
             elif most is not None and int(most) > MOST_REPEATS:
                 self._refuse(key, found[0], f"at most {MOST_REPEATS} repeats")
             elif space is None:
-                out.append("(?:" if found[0] == "(" else found[0])
+                out.append(found[0])
             at = found.end()
-        text = f"(?:{''.join(out)})"
-        try:
-            re.compile(text)
-        except (re.error, RecursionError, OverflowError) as error:
-            self._refuse(key, repr(pattern), f"a pattern ({error})")
+        text = f"({''.join(out)})"
+        if len(text) > MOST_CHARACTERS:
+            self._refuse(key, f"{len(text)} characters with its parts", f"at most {MOST_CHARACTERS}")
+        problem = native.module().reference_pattern_problem(self.classes, text)
+        if problem:
+            self._refuse(key, repr(pattern), f"a pattern ({problem})")
         if depth == 0:
             self._check_choices(key, text)
         return text
@@ -334,6 +290,8 @@ class _Builder:
         marks = {n: self._flag(f"{key}.{n}", noun.get(n, False)) for n in ("generic", "structural")}
         self.nouns.setdefault(name, Noun(**marks))
         for cls, words in noun.items():
+            if cls in _NUMBERS:
+                self._refuse(f"{key}.{cls}", "a class of numbers", "a class of nouns")
             if cls not in marks:
                 self._add_words(cls, dict.fromkeys(self._strings(f"{key}.{cls}", words), name))
 
@@ -349,11 +307,15 @@ class _Builder:
             marks: dict[str, Any] = {n: self._integer(f"{key}.{n}", form[n]) for n in ("ordinal", "count") if n in form}
             marks |= {n: self._flag(f"{key}.{n}", form[n]) for n in ("capital", "rear") if n in form}
             starts = self._string(f"{key}.starts", form.get("starts", ""))
-            self.forms[language].append((Form(form["means"], **marks), _Source(self.where, key, pattern, starts)))
+            self.forms[language].append(_Source(Form(form["means"], **marks), self.where, key, pattern, starts))
 
     def _add_words(self, cls: str, words: dict[str, Any]) -> None:
         if not re.fullmatch("[a-z]+", cls):
             self._refuse("classes", repr(cls), "a name of lower-case letters")
+        if cls in _SPELT and words:
+            self._refuse(
+                f"classes.{cls}", repr(next(iter(words))), "no words: its tokens are numbers as they are written"
+            )
         for word, value in words.items():
             if value is None and cls in _NUMBERS and word.lower() not in self.words:
                 self._refuse(f"classes.{cls}", f"{word!r} without a number", "words with their numbers")
@@ -383,6 +345,8 @@ class _Builder:
     def _integer(self, key: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             self._refuse(key, repr(value), "an integer")
+        if abs(value) > numerals.TOO_LARGE:
+            self._refuse(key, "one of ten digits or more", "an integer of at most nine")
         return value
 
     def _flag(self, key: str, value: Any) -> bool:

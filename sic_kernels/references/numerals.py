@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..runtime import native
+
 TOO_LARGE = 10**9  # what a number too long to be an ordinal counts as: in no list
-CHINESE_DIGITS = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
-CHINESE_UNITS = {"十": 10, "百": 100}
-CHINESE = "".join([*CHINESE_DIGITS, *CHINESE_UNITS])
+CHINESE = "零一二三四五六七八九〇两十百"  # csrc/references/numbers.h
 CIRCLED = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳"
 LARGEST_ROMAN = 39
 
@@ -19,22 +19,7 @@ def of_digits(text: str) -> int:
 
 def of_chinese(text: str) -> int:
     """三, 十二, 二十, 一百零三, 二〇; one that is no number, as 十百, is too large for any list."""
-    if len(text) > 6:
-        return TOO_LARGE
-    if not any(c in CHINESE_UNITS for c in text):
-        return int("".join(str(CHINESE_DIGITS[c]) for c in text))
-    total, digit, last_unit = 0, None, 1000
-    for c in text:
-        if c in CHINESE_UNITS:
-            unit = CHINESE_UNITS[c]
-            if unit >= last_unit:
-                return TOO_LARGE
-            total, digit, last_unit = total + (1 if digit is None else digit) * unit, None, unit
-        elif digit:
-            return TOO_LARGE
-        else:
-            digit = CHINESE_DIGITS[c]
-    return total + (digit or 0)
+    return native.module().chinese_number(text)
 
 
 def roman() -> Iterator[tuple[str, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
-from .grammar import LANGUAGES, Grammar
+from .grammar import Grammar
 from .lines import FENCES, Lines, title_number
 from .parsing import checked_grammar
 from .points import Draft, Mark, Outline, Point, PointList, Span
@@ -169,17 +169,10 @@ class _Assembly:
 
     def _nouns_in(self, text: str) -> set[str]:
         """Nouns that are counted ("three reasons"), else those in the plural; Chinese ones, and a title's, have none."""
-        tokens = self.grammar.tokens(text.lower(), "auto")
-        tags = self.grammar.tag(tokens)
-        values = [value if isinstance(value := self.grammar.values.get(t), str) else None for t in tokens]
-        leads = [lead for language in LANGUAGES if (lead := self.grammar.rules[language, "lead"])]
-        spans = [found.span() for lead in leads for found in lead.finditer(tags)]
-        counted = {
-            noun for begin, end in spans if (noun := next(filter(None, reversed(values[begin:end])), None)) is not None
-        }  # fmt: skip
-        kinds = ("nouns", "znoun") if len(tokens) > 3 else ("nouns", "znoun", "noun")
-        tags_of = {self.grammar.classes.get(kind) for kind in kinds}
-        return counted or {noun for noun, tag in zip(values, tags) if noun is not None and tag in tags_of}
+        mentions = self.grammar.native.mentions(text.lower())
+        counted = {noun for noun, _, is_counted in mentions if is_counted}
+        kinds = ("nouns", "znoun") if len(mentions) > 3 else ("nouns", "znoun", "noun")
+        return counted or {noun for noun, cls, _ in mentions if noun is not None and cls in kinds}
 
 
 def _is_list(draft: Draft) -> bool:

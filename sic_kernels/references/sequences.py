@@ -198,7 +198,7 @@ def _pattern(grammar: Grammar) -> re.Pattern[str]:
     chinese = rf"第(?P<chinese_ordinal>[0-9]{{1,3}}|[{numerals.CHINESE}]{{1,4}})(?:个?(?:{units}))?(?:[，,：:、]|是)"
     firm = [word for word in grammar.sequence if word.isascii() and word.endswith("ly")]
     loose = [word for word in grammar.sequence if word.isascii() and word not in firm]
-    loose += [word for word, name in grammar.tags.items() if name == grammar.classes["ordinal"]]
+    loose += [word for word, cls in grammar.classes.items() if cls == "ordinal"]
     other = [word for word in grammar.sequence if not word.isascii()]
     words = rf"\b(?ai:{_any(firm)})\b(?=[,\s])|\b(?ai:{_any(loose)})\b(?=,)|{_any(other)}"
     return re.compile(f"{_PAREN}|{_BARE}|{_CIRCLED}|{chinese}|(?P<word>{words})")
@@ -210,5 +210,6 @@ def _any(words: list[str]) -> str:
 
 def _nouns(grammar: Grammar, *classes: str) -> list[str]:
     """The words of these classes that stand for a noun: a file may add others."""
-    tags = {grammar.classes.get(name) for name in classes}
-    return [word for word, tag in grammar.tags.items() if tag in tags and isinstance(grammar.values.get(word), str)]
+    return [
+        word for word, cls in grammar.classes.items() if cls in classes and isinstance(grammar.values.get(word), str)
+    ]

@@ -1,0 +1,96 @@
+// Patterns over classes of words: <class|class>, ( ), |, ?, {m,n}, (?= ), (?! ), (?<= ), (?<! ), $; spaces are ignored.
+//
+// They match as Python's regular expressions do: of alternatives the first with which all matches, repeats as often as
+// they can (with ? behind them: as rarely), and an iteration that takes nothing is the last.
+#pragma once
+#include <bitset>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+namespace sic::references {
+
+using Tag = uint8_t;  // a class
+using ClassSet = std::bitset<256>;
+using Classes = std::map<std::string, Tag, std::less<>>;
+
+class PatternError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+// A pattern as a program without loops: repeats are written out, for what a grammar accepts repeats a few times.
+class Pattern {
+ public:
+  struct Instruction {
+    enum Op : uint8_t { take, split, look, end, accept } op;
+    bool negated = false;  // look
+    uint16_t behind = 0;   // look: where its own program begins, in tokens before the place
+    uint32_t next = 0;     // all but accept
+    uint32_t other = 0;    // take: a set of classes; split: what is tried second; look: its own program
+  };
+
+  Pattern(std::string_view text, const Classes& classes);  // PatternError
+
+  uint32_t entry() const { return entry_; }
+  const Instruction& at(uint32_t i) const { return code_[i]; }
+  bool takes(uint32_t set, Tag tag) const { return sets_[set][tag]; }
+  // The classes that a match of at least one token can begin with.
+  const ClassSet& first() const { return first_; }
+
+ private:
+  friend class Emitter;
+  ClassSet first_of(uint32_t entry, const ClassSet& accepted) const;
+
+  std::vector<Instruction> code_;  // what follows an instruction is before it
+  std::vector<ClassSet> sets_;
+  uint32_t entry_ = 0;
+  ClassSet first_;
+};
+
+// What a match can see of a sentence: tokens [begin, end).
+struct Window {
+  const Tag* tags;
+  int64_t begin, end;
+};
+
+// Tries patterns; keeps its memory from one match to the next. For one thread.
+//
+// Backtracks, and if that takes more than some steps begins again and remembers what has failed: no match takes more
+// steps than the program has instructions, times the tokens that it can reach.
+class Matcher {
+ public:
+  enum Goal { any, some, whole };  // some: at least one token; whole: all up to the window's end
+  static constexpr int64_t kNone = -1;
+
+  // Where the match that begins at `at` ends; kNone if there is none.
+  int64_t match(const Pattern& pattern, const Window& window, int64_t at, Goal goal);
+
+ private:
+  static constexpr int64_t kTooLong = -2;
+  static constexpr int kPlainSteps = 512;
+
+  struct Choice {
+    uint32_t instruction;
+    int64_t at;
+  };
+  struct Search {
+    const Pattern& pattern;
+    const Window& window;
+    int64_t start;
+  };
+  int64_t explore(const Search& search, Choice from, Goal goal);
+  int64_t look(const Search& search, const Pattern::Instruction& instruction, int64_t at);
+  bool spent(Choice from);
+
+  std::vector<Choice> choices_;
+  std::unordered_set<uint64_t> seen_;
+  bool remembers_ = false;
+  int steps_ = 0;
+};
+
+}  // namespace sic::references

@@ -1,0 +1,138 @@
+// The contract of the references family: a grammar made of tables, and the references to an earlier answer that it
+// finds in a text ("the third point above").
+//
+// A text is cut into tokens (tokens.h), each of one class of words. Forms are patterns over classes (pattern.h). What
+// forms match is read as numbers, nouns and labels (reading.h), and neighbours are nested in one another (nesting.h).
+// Time and memory are linear in the length of the text, whatever the text and the patterns are.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "references/text.h"
+
+namespace sic::references {
+
+enum class Lang : uint8_t { en, zh, both };  // both: the forms of en, then those of zh
+constexpr int kLangs = 2;
+constexpr const char* kLangNames[] = {"en", "zh"};
+
+// The grammars that a text in lower case can need: that of en unless it has Chinese letters and no Latin ones, that of
+// zh where it has other than ASCII characters.
+Lang lang_of(const Text& low);
+
+// How the numbers of a form are read. By name: kMeanings.
+enum class Meaning : uint8_t { nothing, vague, list, from_end, first, last, all, label, letter, title };
+constexpr const char* kMeanings[] = {"nothing", "vague", "list",  "from end", "first",
+                                     "last",    "all",   "label", "letter",   "title"};
+
+// Patterns for what is around and between references. By name: kRules.
+enum class Rule : uint8_t {
+  inner_first,
+  outer_first,
+  outer_first_other_noun,
+  fronted,
+  vague_before,
+  vague_after,
+  lead
+};
+constexpr const char* kRules[] = {"inner first", "outer first", "outer first, other noun", "fronted", "vague before",
+                                  "vague after", "lead"};
+constexpr int kRuleCount = 7;
+
+// Sets of classes. By name: kSets.
+enum class Set : uint8_t { anchors, before, after };
+constexpr const char* kSets[] = {"anchors", "before", "after"};
+constexpr int kSetCount = 3;
+
+struct Word {
+  std::u32string text;  // in lower case
+  std::string cls;
+  std::optional<int64_t> number{};
+  int32_t noun = -1;  // which of the nouns it stands for; -1: none
+};
+
+struct Form {
+  Lang lang;
+  Meaning means;
+  std::string pattern;
+  std::optional<int64_t> ordinal{}, count{};  // fixed by the words
+  bool capital = false;                       // only where the first letter is a capital: "No. 4"
+  bool rear = false;                          // counts what is behind a place, so one is not "the last"
+};
+
+// What a grammar is made of. Classes without words are filled by what cuts the text, by their names: unknown, digits,
+// dotted, numeral, title. Of equal words the first counts; of the forms, too.
+struct Tables {
+  std::vector<std::string> classes;  // at most 256
+  std::vector<Word> words;
+  std::vector<bool> generic;  // by noun: fits any list
+  std::vector<Form> forms;
+  std::optional<std::string> rules[kLangs][kRuleCount];
+  std::vector<std::string> sets[kLangs][kSetCount];
+};
+
+// [begin, end) in the code points of the text.
+struct Span {
+  uint32_t begin, end;
+};
+
+enum class Kind : uint8_t { ordinal, cardinal, named, vague, too_deep };
+constexpr const char* kKinds[] = {"ordinal", "cardinal", "named", "vague", "too deep"};
+
+struct Range {
+  int64_t first, last;  // ordinals, both included; negative: from the end
+};
+
+// One reference, or the outer part of one. Its ordinal is that of its first range.
+struct Part {
+  Span span;
+  Kind kind;
+  bool nested = false;  // in the part before this one
+  int32_t noun = -1;
+  int64_t depth = 1;
+  std::optional<int64_t> total{};
+  uint32_t ranges = 0, range_count = 0;  // where they begin in References::ranges
+  uint32_t labels = 0, label_count = 0;  // where they begin in References::labels
+};
+
+// In the order of the text, of nested ones the outermost first: a reference is a part that none is nested in.
+struct References {
+  std::vector<Part> parts;
+  std::vector<Range> ranges;
+  std::vector<Span> labels;
+};
+
+// A token of a text in which the noun of a list is looked for.
+struct Mention {
+  int32_t noun;  // -1: none
+  uint8_t cls;   // an index of Tables::classes
+  bool counted;  // the last noun in what "lead" matches: "three good reasons"
+};
+
+// Immutable: any thread may use it.
+class Grammar {
+ public:
+  // PatternError (pattern.h) for a malformed pattern, ArgumentError for other tables that do not fit.
+  Grammar(const Tables& tables, const Characters& characters);
+  ~Grammar();
+
+  // `low`: the text in lower case, a character for each of `text`. `depth`, 1 or more: a reference that is nested
+  // deeper is Kind::too_deep as a whole. ArgumentError also for 2^32 - 1 characters and more.
+  References parse(const Text& text, const Text& low, Lang lang, int depth) const;
+
+  // One for each token, read as both languages.
+  std::vector<Mention> mentions(const Text& low) const;
+
+  struct Compiled;  // compiled.h
+
+ private:
+  std::unique_ptr<const Compiled> compiled_;
+};
+
+// Problems of a pattern over these classes; "" if it has none.
+std::string pattern_problem(const std::vector<std::string>& classes, const std::string& pattern);
+
+}  // namespace sic::references

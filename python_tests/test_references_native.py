@@ -1,0 +1,314 @@
+"""The native parser of references against the plain one (references_plain.py): equal on every text, for every grammar."""
+
+import concurrent.futures
+import itertools
+import json
+import re
+import time
+
+import pytest
+import references_plain as plain
+from hypothesis import example, given, reject, settings
+from hypothesis import strategies as st
+
+from sic_kernels import ArgumentError
+from sic_kernels.references import grammar, load_grammar, numerals, parse
+from sic_kernels.references.sentences import LISTS, answers, cases
+from sic_kernels.runtime import native
+
+TABLES = grammar.read_tables()
+PLAIN = plain.PlainGrammar(TABLES)
+TEXTS = [case.text for name in LISTS for case in cases(name)]
+
+
+def differences(texts, ours=None, theirs=PLAIN, depths=(3,), langs=("auto",)):
+    """Where both parsers are not of one mind."""
+    found = []
+    for text, depth, lang in itertools.product(texts, depths, langs):
+        got, wanted = parse(text, depth=depth, lang=lang, grammar=ours), plain.parse(text, theirs, depth, lang)
+        if got != wanted:
+            found.append((text, depth, lang, got, wanted))
+    return found
+
+
+def grammars(path, data, extend=False):
+    """A file's grammar, native and plain."""
+    path.write_text(json.dumps(data))
+    return load_grammar(path, extend=extend), plain.PlainGrammar(grammar.read_tables(path, extend=extend))
+
+
+# --- the package's grammar -------------------------------------------------------------------------------------------
+
+
+def test_every_case_with_all_depths_and_languages():
+    texts = TEXTS + list(answers().values())
+    assert differences(texts, depths=(1, 2, 3), langs=("auto", "en", "zh")) == []
+    assert sum(len(parse(text)) for text in TEXTS) > 0.8 * len(TEXTS)
+
+
+def test_every_beginning_and_end_of_every_case():
+    assert differences({piece for t in TEXTS for i in range(len(t) + 1) for piece in (t[:i], t[i:])}) == []
+
+
+def test_fields_have_the_types_that_they_had():
+    (ref,) = parse('the section "A b" of the second point')
+    assert [type(field) for field in ref] == [
+        type(f) for f in plain.parse('the section "A b" of the second point', PLAIN)[0]
+    ]
+    assert hash(ref) == hash(tuple(ref))
+    assert ref._replace(depth=1).depth == 1
+    assert ref.within.kind == "ordinal"
+
+
+WORDS = sorted(TABLES.words) + ["0", "1", "12", "3.4", "1.2.3.4.5", "１２", "九十九", "十百", "999999999", "1000000000"]
+ODD = [
+    *"\"“”「」《》'’.,:;!?()[]#-–—~、，。：\n\t \u3000\u00a0\u200b\u0301_%§é", "'s", "’s", "'sx",
+    *"AB０٣²Ⅳ好呢İſẞǄǅK𝐀\ud800\udfff\U0001f600\U00020000", "No", "No.", "no 4", "of", "the", "s",
+    "x" * 70, '"' + "t" * 60 + '"', '"' + "t" * 61 + '"', "“”", '"a b"', "《书》",
+]  # fmt: skip
+PIECE = st.one_of(st.sampled_from(WORDS), st.sampled_from(WORDS).map(str.title), st.sampled_from(ODD), st.characters())
+# Of classes that forms are made of, so that more of the texts have references in them.
+LIKELY_CLASSES = (
+    *(
+        "the",
+        "of",
+        "in",
+        "and",
+        "to",
+        "last",
+        "noun",
+        "nouns",
+        "ordinal",
+        "tens",
+        "dash",
+        "comma",
+        "hash",
+        "no",
+        "possessive",
+    ),
+    *("zordinal", "zcounter", "zpoint", "znoun", "zof", "zin", "zlast", "zto", "zthis", "zabove", "zmeasure", "zand"),
+)
+LIKELY = [word for word, (cls, _) in TABLES.words.items() if cls in LIKELY_CLASSES] + ["1", "2", "三", "十", "B", "4.2"]
+
+
+@settings(max_examples=600)
+@given(
+    pieces=st.lists(st.one_of(PIECE, st.sampled_from(LIKELY), st.sampled_from(LIKELY)), max_size=24),
+    space=st.sampled_from(["", " ", "", " ", "\n"]),
+    depth=st.integers(1, 3),
+    lang=st.sampled_from(["auto", "en", "zh"]),
+)
+@example(pieces=["İİ", "the", "third", "point"], space=" ", depth=3, lang="auto")
+@example(pieces=["option", "K"], space=" ", depth=3, lang="auto")
+@example(pieces=["option", "𝐀"], space=" ", depth=3, lang="auto")
+def test_mixtures_of_words(pieces, space, depth, lang):
+    assert differences([space.join(pieces)], depths=(depth,), langs=(lang,)) == []
+
+
+@given(text=st.text(max_size=60), other=st.sampled_from(TEXTS), at=st.integers(0, 60))
+def test_any_text_in_a_sentence(text, other, at):
+    assert differences([text, other[:at] + text + other[at:]]) == []
+
+
+@given(text=st.text(alphabet=numerals.CHINESE, min_size=1, max_size=9))
+def test_chinese_numerals(text):
+    assert numerals.of_chinese(text) == plain.of_chinese(text)
+
+
+def test_other_characters_are_no_chinese_numeral():
+    assert set(numerals.CHINESE) == {*plain.CHINESE_DIGITS, *plain.CHINESE_UNITS}
+    with pytest.raises(ArgumentError, match="chinese_number: text: got another character"):
+        numerals.of_chinese("三x")
+
+
+@given(pieces=st.lists(st.sampled_from([*WORDS, *ODD, "three", "reasons", "三", "个", "points"]), max_size=12))
+def test_nouns_before_lists(pieces):
+    low = " ".join(pieces).lower()
+    assert grammar.shipped().native.mentions(low) == plain.mentions(low, PLAIN)
+
+
+# --- other grammars --------------------------------------------------------------------------------------------------
+
+CLASSES = ("noun", "ordinal", "but", "x")
+ATOMS = ["<noun>", "<x>", "<digits>", "<noun|x>", "<ordinal|dotted>", "$", "<but>", "<to>"]
+
+
+def look(kind):
+    return lambda body: f"({kind} {body})"
+
+
+def patterns(bodies):
+    repeated = st.builds(
+        lambda body, low, more, lazy: f"({body}){{{low},{low + more}}}{lazy}",
+        bodies, st.integers(0, 2), st.integers(0, 2), st.sampled_from(["", "", "?"]),
+    )  # fmt: skip
+    return st.one_of(
+        st.builds(lambda a, b: f"{a} {b}", bodies, bodies),
+        st.builds(lambda a, b: f"({a} | {b})", bodies, bodies),
+        st.builds(lambda a: f"(|{a})", bodies),
+        st.builds(lambda a, lazy: f"({a})?{lazy}", bodies, st.sampled_from(["", "", "?"])),
+        repeated,
+        bodies.map(look("?=")),
+        bodies.map(look("?!")),
+        st.sampled_from(["<noun>", "<x>", "<x><noun>", "<noun>{2,2}", "$", "(<x>|<noun>)(?!<x>)"]).flatmap(
+            lambda body: st.sampled_from([f"(?<= {body})", f"(?<! {body})"])
+        ),
+    )
+
+
+PATTERN = st.recursive(st.sampled_from(ATOMS), patterns, max_leaves=7)
+TOKENS = st.lists(st.sampled_from(["noun", "x", "7", "first", "but", "4.2", "?", "to"]), max_size=10).map(" ".join)
+MEANS = st.sampled_from([m for m in grammar.MEANINGS if m != "nothing"])
+
+
+@settings(max_examples=400)
+@given(
+    forms=st.lists(
+        st.tuples(MEANS, PATTERN, st.sampled_from(["", "<x>", "<noun>|<digits>", "(?!<x>)"])), min_size=1, max_size=3
+    ),
+    rules=st.dictionaries(st.sampled_from(["inner first", "outer first", "fronted"]), PATTERN, max_size=2),
+    around=st.dictionaries(st.sampled_from(["vague before", "vague after", "lead"]), PATTERN, max_size=2),
+    texts=st.lists(TOKENS, min_size=1, max_size=6),
+)
+@example(forms=[("list", "(|<x>|<x><x><x>){0,2} (?<= <x><x>)", "")], rules={}, around={}, texts=["x x x", "x x"])
+def test_made_grammars(tmp_path_factory, forms, rules, around, texts):
+    data = {
+        "language": "en", "nouns": {"noun": {"noun": ["noun"]}},
+        "classes": {"x": ["x"], "but": ["but"], "to": ["to"], "ordinal": {"first": 1}},
+        "anchors": ["noun", "x", "digits", "but", "unknown", "dotted", "ordinal", "to"], "before": ["x"], "after": ["but"],
+        "nested": rules, **around,
+        "forms": [{"means": means, "pattern": pattern, "starts": starts} for means, pattern, starts in forms],
+    }  # fmt: skip
+    try:
+        ours, theirs = grammars(tmp_path_factory.getbasetemp() / "made.json", data)
+    except ArgumentError:
+        reject()  # more choices than a file may have
+    assert differences(texts, ours, theirs) == []
+    assert [ours.native.mentions(text) for text in texts] == [plain.mentions(text, theirs) for text in texts]
+
+
+SYNTAX = ["<a>", "<a|b>", "(", ")", "|", "?", "{1,2}", "{2,1}", "{0,0}", "(?=", "(?!", "(?<=", "(?<!", "$", " "]
+
+
+@settings(max_examples=400)
+@given(parts=st.lists(st.sampled_from(SYNTAX), max_size=9))
+def test_what_is_a_pattern(parts):
+    """Accepted is what Python accepts."""
+    text = "".join(parts)
+    try:
+        re.compile(plain.regex_of(text, {"a": "a", "b": "b"}))
+        well_formed = True
+    except re.error:
+        well_formed = False
+    assert (native.module().reference_pattern_problem(["a", "b"], text) == "") == well_formed
+
+
+@pytest.mark.parametrize("text,problem", [
+    ("<c>", "class c"), ("<a", "a < without its >"), ("(<a>", r"a \( without its \)"), ("<a>)", r"a \) without its \("),
+    ("?", "nothing to repeat"), ("<a>{3,2}", "m above n"), ("<a>{x}", "a { without m,n}"), ("<a>{1", "a { without m,n}"),
+    ("<a>?{1,2}", "a repeat of a repeat"), ("(?<=<a>?)", "fixed number"), ("*", "a character"), ("<a>{1,2", "a { without m,n}"),
+    ("(" * 200 + "<a>" + ")" * 200, "more than 100 groups"), ("((((<a>{9,9}){9,9}){9,9}){9,9}){9,9}{9,9}", "repeat"),
+    ("((((((<a>{9,9}){9,9}){9,9}){9,9}){9,9}){9,9}){9,9}", "too many repeats"), ("(?<= <a>{0,1})", "fixed number"),
+])  # fmt: skip
+def test_malformed_patterns(text, problem):
+    assert re.search(problem, native.module().reference_pattern_problem(["a"], text))
+
+
+def own(pattern, means="list", **more):
+    return {"language": "en", "classes": {"para": ["§"]}, "anchors": ["para"],
+            "forms": [{"means": means, "pattern": pattern}], **more}  # fmt: skip
+
+
+def test_a_grammar_without_but_does_not_count_it(tmp_path):
+    (ref,) = parse("§", grammar=grammars(tmp_path / "own.json", own("<para>", "from end"))[0])
+    assert ref.ordinal == -2
+
+
+def test_numbers_with_dots_are_anchors(tmp_path):
+    for anchor in ("digits", "dotted"):
+        ours, theirs = grammars(tmp_path / "own.json", own("<dotted>", "label", anchors=[anchor]))
+        assert [ref.labels for ref in parse("4.2", grammar=ours)] == [("4.2",)]
+        assert differences(["4.2", "4", "x 4.2 y"], ours, theirs) == []
+
+
+@pytest.mark.parametrize("data,message", [
+    ({"classes": {"digits": ["many"]}}, "classes.digits: got 'many', expected no words"),
+    ({"classes": {"numeral": {"x": 3}}}, "classes.numeral: got 'x', expected no words"),
+    ({"nouns": {"x": {"ordinal": ["x"]}}}, "nouns.x.ordinal: got a class of numbers"),
+    ({"classes": {"ordinal": {"x": 10**30}}}, "classes.ordinal.x: got one of ten digits or more"),
+    ({"classes": {"b" * n: [f"w{n}"] for n in range(1, 300)}}, "classes: got 3.. classes, expected at most 256"),
+    ({"parts": {"a": "[b]" * 50, "b": "[c]" * 50, "c": "<x>" * 50}, "classes": {"x": ["x"]}, "nested": {"fronted": "[a]"}},
+     "parts.a: got 3..... characters with its parts, expected at most 16384"),
+])  # fmt: skip
+def test_files_that_no_parser_can_read(tmp_path, data, message):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"language": "en", **data}))
+    with pytest.raises(ArgumentError, match=f"load_grammar: bad.json: {message}"):
+        load_grammar(path)
+
+
+def test_words_of_lone_surrogates_and_of_many_characters(tmp_path):
+    words = ["\ud800", "\udfffx", "条款", "条", "第\u0301", " 级", "a级", "👍🏽", "’sx", "1.2", '"x"', "“题”"]
+    data = own("<para> <digits>?", classes={"para": ["§", *words]})
+    ours, theirs = grammars(tmp_path / "own.json", data)
+    texts = ["".join(pair) for pair in itertools.product([*words, "§", "x", " "], repeat=2)]
+    assert differences(texts, ours, theirs, langs=("auto", "en", "zh")) == []
+    assert len(parse("\ud800 条款 x", grammar=ours)) == 2
+
+
+# --- time, memory, threads -------------------------------------------------------------------------------------------
+
+
+def seconds(text, ours=None):
+    begin = time.process_time()
+    parse(text, grammar=ours)
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("pattern", [
+    "(" + "<digits>?" * 16 + "){1,8} <para>", "((<digits>|<digits>){1,4} | <digits>{0,3}){0,2} <para>",
+    "(<digits> | <digits>)" * 400 + "<para>", "<digits>{0,1}" * 400 + "<para>",
+    "(?! (" + "<digits>?" * 16 + "){1,8} <para>) <para>",
+    "(?= (<digits>{0,4}){0,7} <para>) <digits>",
+])  # fmt: skip
+def test_no_pattern_takes_long(tmp_path, pattern):
+    path = tmp_path / "slow.json"
+    path.write_text(json.dumps(own(pattern)))
+    assert seconds("1 " * 60 + "x §", load_grammar(path, extend=False)) < 2
+
+
+@pytest.mark.parametrize(
+    "piece", ["the third point of the first step, ", "第三点的第二个例子", "of ", '"', "\ud800", "1.", "好"]
+)
+def test_ten_million_characters(piece):
+    """Ten times the text takes about ten times as long."""
+    short, long = (piece * (n // len(piece)) for n in (1_000_000, 10_000_000))
+    assert seconds(long) < 25 * max(min(seconds(short) for _ in range(2)), 0.01)
+
+
+def test_nothing_and_endless_nesting():
+    assert parse("") == []
+    (ref,) = parse("the first point of " * 50_000 + "the first point")
+    assert (ref.kind, ref.depth) == ("too deep", 50_001)
+
+
+def test_threads_get_what_one_gets():
+    texts = [*TEXTS, "the third point, " * 2000]  # the last is read without the GIL
+    wanted = [parse(text) for text in texts]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: [parse(text) for text in texts], range(16)):
+            assert found == wanted
+
+
+def test_the_native_layer_refuses_what_is_no_text():
+    ours = grammar.shipped().native
+    with pytest.raises(ArgumentError, match="parse: text: got bytes, expected str"):
+        ours.parse(b"x", "x", -1, 3, tuple)
+    with pytest.raises(ArgumentError, match="parse: low: got 2 characters, expected those of text"):
+        ours.parse("x", "xx", -1, 3, tuple)
+    with pytest.raises(ArgumentError, match="parse: type: got type, expected a class of tuples"):
+        ours.parse("x", "x", -1, 3, list)
+    with pytest.raises(ArgumentError, match="parse: lang: got 2, expected -1, or one of the languages"):
+        ours.parse("x", "x", 2, 3, tuple)
+    with pytest.raises(ArgumentError, match="parse: depth: got 0, expected 1 or more"):
+        ours.parse("x", "x", -1, 0, tuple)
