@@ -9,9 +9,10 @@ Only what has a structure is resolved: an ordinal, a number, a letter, a title. 
 and never guessed, and so is what fits two points alike. Python alone; no tensors, no model.
 """
 
+from .antecedents import parse
 from .grammar import Grammar, load_grammar
 from .outlining import outline
-from .parsing import Reference, parse
+from .parsing import Reference
 from .points import Outline, Point, PointList
 from .resolving import Ambiguous, Resolved, Unresolved, pages, resolve
 

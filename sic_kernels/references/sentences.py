@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..runtime.errors import ArgumentError
+from .antecedents import parse
 from .outlining import outline
-from .parsing import parse
 from .points import Outline
 from .resolving import Ambiguous, Resolved, Result, Unresolved, resolve
 
