@@ -12,6 +12,7 @@ from typing import Any
 
 from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
+from .counted import counted
 from .grammar import LANGUAGES, Grammar
 from .lines import FENCES, Lines, title_number
 from .parsing import checked_grammar
@@ -34,7 +35,7 @@ def outline(
 
     text: an earlier answer, in Markdown or plain.  Found are lists by "1.", "1)", "(1)", "a.", "iv.", bullets, 一、 （一） ①,
     nested by indentation; headings by # or in bold; "Step 1:", "Option A:", 第一步：; 第一，… 第二，…; 首先 … 最后;
-    firstly … finally; paragraphs.  Blocks of code are passed over.
+    firstly … finally; "The first reason is ...", 第一个原因是…; paragraphs.  Blocks of code are passed over.
     offsets: what brings characters to tokens: a sequence of (begin, end) in characters, one for each token, as a tokenizer's
     offset mapping is; or a function (begin, end) in characters -> (begin, end) in tokens.
     tokenizer: in its place, a fast tokenizer of transformers; it is called on the text without special tokens.
@@ -67,6 +68,7 @@ class _Assembly:
     def outline(self) -> Outline:
         drafts = [draft for draft in self.lines.drafts if _is_list(draft)]
         drafts += sequences(self.prose, self.grammar, self.lines)
+        drafts += counted(self.prose, self.grammar, self.lines, drafts)
         found: list[PointList] = []
         for draft in drafts:
             for mark in draft.marks:
