@@ -12,25 +12,26 @@ from .grammar import Grammar
 from .lines import Lines
 from .points import Draft, Mark
 
+VERB = "(?:is|was|has|would|comes|came|lies|lay|concerns|involves)"
 ENGLISH = re.compile(
     r"(?a:(?:In |For )?\b[Tt]he (?P<word>[a-z]+|[0-9]{1,2}(?=st|nd|rd|th))(?:st|nd|rd|th)?(?: (?:main|major|key|big))?"
-    r" (?P<noun>[a-z]+)(?= (?:is|was|has|would|comes|came|lies|lay|concerns|involves)\b|[,:]))"
+    rf"(?: (?P<noun>(?!{VERB}\b)[a-z]+))?(?= {VERB}\b|[,:]))"
 )
 CHINESE = re.compile(
-    rf"第(?P<word>[0-9]{{1,2}}|[{numerals.CHINESE}]{{1,3}})[个种大类]?(?P<noun>[\u4e00-\u9fff]{{1,4}}?)(?=是|就是|在于|：|，)"
+    rf"第(?P<word>[0-9]{{1,2}}|[{numerals.CHINESE}]{{1,3}})[个种大类]?(?P<noun>[\u4e00-\u9fff]{{1,4}}?)?(?=是|就是|在于|：|，)"
 )
-SENTENCE_ENDS = ".!?:;。！？：；\n*"
+SENTENCE_ENDS = ".!?:;。！？：；，\n*"
 LAST = ("last", "final")
 LONGEST_SPACE = 8  # characters between a sentence and the end of the one before it
 
 
 class _Marker(NamedTuple):
-    """Where a sentence begins that counts a point. ordinal: None for the last."""
+    """Where a sentence begins that counts a point. ordinal: None for the last.  noun: None where it is left out."""
 
     begin: int
     content: int
     ordinal: int | None
-    noun: str
+    noun: str | None
 
 
 def counted(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) -> list[Draft]:
@@ -40,33 +41,37 @@ def counted(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) 
     """
     taken = {bisect.bisect_right(lines.breaks, draft.marks[0].begin) for draft in others}
     drafts: list[Draft] = []
-    sections: list[int] = []
+    section = -1
     for marker in _markers(text, grammar):
-        section = bisect.bisect_right(lines.breaks, marker.begin)
-        if section in taken:
+        at = bisect.bisect_right(lines.breaks, marker.begin)
+        if at in taken:
             continue
         mark = Mark(marker.begin, marker.content, _block_end(lines, marker.content), marker.ordinal)
-        draft = drafts[-1] if drafts and sections[-1] == section and marker.noun in drafts[-1].nouns else None
-        if marker.ordinal == 1:
+        if marker.ordinal == 1 and marker.noun is not None:
             drafts.append(Draft("counted"))
-            sections.append(section)
             drafts[-1].nouns.add(marker.noun)
             drafts[-1].marks.append(mark)
-        elif draft is not None and marker.ordinal in (None, len(draft.marks) + 1):
-            mark.ordinal = len(draft.marks) + 1
-            draft.last.end = len(text[: marker.begin].rstrip())
-            draft.marks.append(mark)
+            section = at
+        elif drafts and at == section and _goes_on(drafts[-1], marker):
+            mark.ordinal = len(drafts[-1].marks) + 1
+            drafts[-1].last.end = len(text[: marker.begin].rstrip())
+            drafts[-1].marks.append(mark)
     return [draft for draft in drafts if len(draft.marks) > 1]
+
+
+def _goes_on(draft: Draft, marker: _Marker) -> bool:
+    return marker.ordinal in (None, len(draft.marks) + 1) and (marker.noun is None or marker.noun in draft.nouns)
 
 
 def _markers(text: str, grammar: Grammar) -> Iterator[_Marker]:
     for pattern in (ENGLISH, CHINESE):
         for found in pattern.finditer(text):
-            noun, ordinal = grammar.values.get(found["noun"]), _ordinal(found["word"], grammar)
-            before = text[max(0, found.start() - LONGEST_SPACE) : found.start()].rstrip()
-            begins = not before or before[-1] in SENTENCE_ENDS or "\n" in text[found.start() - 1 : found.start()]
-            if begins and isinstance(noun, str) and ordinal != 0:
-                yield _Marker(found.start(), found.end(), ordinal, noun)
+            begin, noun, ordinal = found.start(), found["noun"], _ordinal(found["word"], grammar)
+            before = text[max(0, begin - LONGEST_SPACE) : begin].rstrip(" \t\u3000")
+            name = grammar.values.get(noun) if noun else None
+            known = isinstance(name, str) or not noun
+            if ordinal != 0 and known and (not before or before[-1] in SENTENCE_ENDS):
+                yield _Marker(begin, found.end(), ordinal, name)
 
 
 def _ordinal(word: str, grammar: Grammar) -> int | None:

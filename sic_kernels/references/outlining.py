@@ -19,6 +19,7 @@ from .parsing import checked_grammar
 from .points import Draft, Mark, Outline, Point, PointList, Span
 from .sequences import named, sequences
 
+LONGEST_TITLE = 3  # tokens of a line that is the title of a list: "Advantages:"
 LONGEST_LEAD = 200  # characters before a list in which its noun is looked for
 Offsets = Sequence[Span] | Callable[[int, int], Span]
 
@@ -74,9 +75,11 @@ class _Assembly:
             for mark in draft.marks:
                 self._named_item(draft, mark)
             if not draft.nouns:
-                draft.nouns |= self._nouns_before(draft.marks[0].begin)
+                nouns, mentioned = self._nouns_before(draft.marks[0].begin)
+                draft.nouns |= nouns
+                draft.also = (*draft.also, *mentioned)
             if draft.style == "chinese":
-                draft.also = ("section",)
+                draft.also = (*draft.also, "section")
             found.append(self._list(draft))
         found += itertools.chain.from_iterable(map(self._of_headings, self.lines.headings))
         found += self._paragraphs()
@@ -155,8 +158,8 @@ class _Assembly:
 
     # --- nouns
 
-    def _nouns_before(self, begin: int) -> set[str]:
-        """What the words before a list call its points, else the heading over it."""
+    def _nouns_before(self, begin: int) -> tuple[set[str], set[str]]:
+        """What the words before a list call its points, else the heading over it: see `_nouns_in`."""
         low = max(0, begin - LONGEST_LEAD)
         lead = self.text[low:begin].rstrip()
         index = bisect.bisect_right(self.titles, (begin, len(self.text))) - 1
@@ -164,13 +167,15 @@ class _Assembly:
         if heading is not None and heading[1] > low:
             lead = lead[max(0, heading[1] - low) :]
         line = lead.rpartition("\n")[2].strip()
-        nouns = self._nouns_in(line[-LONGEST_LEAD:]) if line else set()
-        if not nouns and heading is not None:
-            nouns = self._nouns_in(heading[2])
-        return nouns
+        found = self._nouns_in(line[-LONGEST_LEAD:]) if line else (set[str](), set[str]())
+        return self._nouns_in(heading[2]) if heading is not None and not any(found) else found
 
-    def _nouns_in(self, text: str) -> set[str]:
-        """Nouns that are counted ("three reasons"), else those in the plural; Chinese ones, and a title's, have none."""
+    def _nouns_in(self, text: str) -> tuple[set[str], set[str]]:
+        """What points are called, and what they may be called as well as anything else.
+
+        Counted nouns ("three reasons"), else those in the plural, and those of a title. Chinese ones have no plural, and can be
+        verbs: far from the end of the line they are of the second kind (建议按下面的顺序排查：).
+        """
         tokens = self.grammar.tokens(text.lower(), "auto")
         tags = self.grammar.tag(tokens)
         values = [value if isinstance(value := self.grammar.values.get(t), str) else None for t in tokens]
@@ -179,9 +184,15 @@ class _Assembly:
         counted = {
             noun for begin, end in spans if (noun := next(filter(None, reversed(values[begin:end])), None)) is not None
         }  # fmt: skip
-        kinds = ("nouns", "znoun") if len(tokens) > 3 else ("nouns", "znoun", "noun")
+        if counted:
+            return counted, set()
+        kinds = ("nouns", "znoun") if len(tokens) > LONGEST_TITLE else ("nouns", "znoun", "noun")
         tags_of = {self.grammar.classes.get(kind) for kind in kinds}
-        return counted or {noun for noun, tag in zip(values, tags) if noun is not None and tag in tags_of}
+        found = [
+            (at, noun) for at, (noun, tag) in enumerate(zip(values, tags)) if noun is not None and tag in tags_of
+        ]  # fmt: skip
+        sure = {noun for at, noun in found if tokens[at].isascii() or at >= len(tokens) - LONGEST_TITLE}
+        return sure, {noun for _, noun in found} - sure
 
 
 def _is_list(draft: Draft) -> bool:
