@@ -20,6 +20,7 @@ from .points import Draft, Mark, Outline, Point, PointList, Span
 from .sequences import named, sequences
 
 LONGEST_TITLE = 3  # tokens of a line that is the title of a list: "Advantages:"
+LATE = 6  # tokens from a noun in the plural to the end of its line
 LONGEST_LEAD = 200  # characters before a list in which its noun is looked for
 Offsets = Sequence[Span] | Callable[[int, int], Span]
 
@@ -173,8 +174,8 @@ class _Assembly:
     def _nouns_in(self, text: str) -> tuple[set[str], set[str]]:
         """What points are called, and what they may be called as well as anything else.
 
-        Counted nouns ("three reasons"), else those in the plural, and those of a title. Chinese ones have no plural, and can be
-        verbs: far from the end of the line they are of the second kind (建议按下面的顺序排查：).
+        Of the first kind are counted nouns ("three reasons"), else, near the end of the line, those in the plural, and of a title.
+        Far from it they are only mentioned, and Chinese ones can be verbs: 建议按下面的顺序排查：
         """
         tokens = self.grammar.tokens(text.lower(), "auto")
         tags = self.grammar.tag(tokens)
@@ -191,7 +192,7 @@ class _Assembly:
         found = [
             (at, noun) for at, (noun, tag) in enumerate(zip(values, tags)) if noun is not None and tag in tags_of
         ]  # fmt: skip
-        sure = {noun for at, noun in found if tokens[at].isascii() or at >= len(tokens) - LONGEST_TITLE}
+        sure = {noun for at, noun in found if at >= len(tokens) - (LATE if tokens[at].isascii() else LONGEST_TITLE)}
         return sure, {noun for _, noun in found} - sure
 
 
