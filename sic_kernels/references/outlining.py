@@ -22,6 +22,7 @@ from .sequences import named, sequences
 LONGEST_TITLE = 3  # tokens of a line that is the title of a list: "Advantages:"
 LATE = 6  # tokens from a noun in the plural to the end of its line
 LONGEST_LEAD = 200  # characters before a list in which its noun is looked for
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=\S)|(?<=[。！？])(?=.)")
 Offsets = Sequence[Span] | Callable[[int, int], Span]
 
 
@@ -167,7 +168,7 @@ class _Assembly:
         heading = self.titles[index] if index >= 0 else None
         if heading is not None and heading[1] > low:
             lead = lead[max(0, heading[1] - low) :]
-        line = lead.rpartition("\n")[2].strip()
+        line = _SENTENCE_END.split(lead.rpartition("\n")[2].strip())[-1]
         found = self._nouns_in(line[-LONGEST_LEAD:]) if line else (set[str](), set[str]())
         return self._nouns_in(heading[2]) if heading is not None and not any(found) else found
 
@@ -182,9 +183,7 @@ class _Assembly:
         values = [value if isinstance(value := self.grammar.values.get(t), str) else None for t in tokens]
         leads = [lead for language in LANGUAGES if (lead := self.grammar.rules[language, "lead"])]
         spans = [found.span() for lead in leads for found in lead.finditer(tags)]
-        counted = {
-            noun for begin, end in spans if (noun := next(filter(None, reversed(values[begin:end])), None)) is not None
-        }  # fmt: skip
+        counted = {noun for begin, end in spans for noun in values[begin:end] if noun is not None}
         if counted:
             return counted, set()
         kinds = ("nouns", "znoun") if len(tokens) > LONGEST_TITLE else ("nouns", "znoun", "noun")
