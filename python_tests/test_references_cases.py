@@ -39,7 +39,7 @@ def test_most_are_exact_and_nothing_vague_is_resolved(name):
     found = verdicts(name)
     failed = [f"{case.answer} | {case.text} | {case.expected} -> {v.seen}" for case, v in found if not v.exact]
     print("\n".join(failed))
-    least = {"cases": 1.0, "heldout": 0.98, "fresh": 0.98, "fresh2": 1.0, "fresh3": 0.98, "fresh4": 1.0, "fresh5": 0.96, "fresh6": 0.95, "fresh7": 0.9}[name]
+    least = {"cases": 1.0, "heldout": 0.98, "fresh": 0.98, "fresh2": 1.0, "fresh3": 0.98, "fresh4": 1.0, "fresh5": 0.96, "fresh6": 0.95, "fresh7": 0.95, "fresh8": 0.9}[name]
     assert len(failed) <= (1 - least) * len(found), failed
     wrong = [
         case for case, v in found if v.wrong and case.kind in ("vague", "none", "deep", "missing", "range", "ambiguous")

@@ -18,7 +18,7 @@ from .points import Outline
 from .resolving import Ambiguous, Resolved, Result, Unresolved, resolve
 
 FOLDER = Path(__file__).parent / "cases"
-LISTS = ("cases", "heldout", "fresh", "fresh2", "fresh3", "fresh4", "fresh5", "fresh6", "fresh7")
+LISTS = ("cases", "heldout", "fresh", "fresh2", "fresh3", "fresh4", "fresh5", "fresh6", "fresh7", "fresh8")
 UNRESOLVED = {"range": "out of range", "deep": "too deep", "missing": "missing"}
 NEAR = 14  # a point begins at most so many characters before the words that name it: its marker
 
