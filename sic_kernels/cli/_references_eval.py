@@ -25,7 +25,7 @@ RUNS, CALLS = 200, 50
 
 
 def measure() -> dict[str, Any]:
-    """Scores of both lists of cases by language and kind, failed cases, microseconds a sentence, bytes of the grammar."""
+    """Scores of all lists of cases by language and kind, failed cases, microseconds a sentence, bytes of the grammar."""
     rows, failed = [], []
     for name in sentences.LISTS:
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -34,7 +34,7 @@ class _Marker(NamedTuple):
     noun: str | None
 
 
-def counted(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) -> list[Draft]:
+def counted_lists(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) -> list[Draft]:
     """Enumerations of at least two points, from the first on, of one noun and in one section.
 
     others: the lists that are marked as such. In their sections such sentences speak of their points.
@@ -54,7 +54,8 @@ def counted(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) 
             section = at
         elif drafts and at == section and _goes_on(drafts[-1], marker):
             mark.ordinal = len(drafts[-1].marks) + 1
-            drafts[-1].last.end = len(text[: marker.begin].rstrip())
+            space = text[max(0, marker.begin - LONGEST_SPACE) : marker.begin]
+            drafts[-1].last.end = marker.begin - len(space) + len(space.rstrip())
             drafts[-1].marks.append(mark)
     return [draft for draft in drafts if len(draft.marks) > 1]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
-from .counted import counted
+from .counted import counted_lists
 from .grammar import LANGUAGES, Grammar
 from .lines import FENCES, Lines, title_number
 from .parsing import checked_grammar
@@ -71,7 +71,7 @@ class _Assembly:
     def outline(self) -> Outline:
         drafts = [draft for draft in self.lines.drafts if _is_list(draft)]
         drafts += sequences(self.prose, self.grammar, self.lines)
-        drafts += counted(self.prose, self.grammar, self.lines, drafts)
+        drafts += counted_lists(self.prose, self.grammar, self.lines, drafts)
         found: list[PointList] = []
         for draft in drafts:
             for mark in draft.marks:
@@ -175,7 +175,7 @@ class _Assembly:
     def _nouns_in(self, text: str) -> tuple[set[str], set[str]]:
         """What points are called, and what they may be called as well as anything else.
 
-        Of the first kind are counted nouns ("three reasons"), else, near the end of the line, those in the plural, and of a title.
+        Of the first kind are counted nouns ("three reasons"), else those of a title or in the plural, near the end of the line.
         Far from it they are only mentioned, and Chinese ones can be verbs: 建议按下面的顺序排查：
         """
         tokens = self.grammar.tokens(text.lower(), "auto")
@@ -185,14 +185,20 @@ class _Assembly:
         spans = [found.span() for lead in leads for found in lead.finditer(tags)]
         counted = {noun for begin, end in spans for noun in values[begin:end] if noun is not None}
         if counted:
-            return counted, set()
+            return self._sure(counted)
         kinds = ("nouns", "znoun") if len(tokens) > LONGEST_TITLE else ("nouns", "znoun", "noun")
         tags_of = {self.grammar.classes.get(kind) for kind in kinds}
         found = [
             (at, noun) for at, (noun, tag) in enumerate(zip(values, tags)) if noun is not None and tag in tags_of
         ]  # fmt: skip
-        sure = {noun for at, noun in found if at >= len(tokens) - (LATE if tokens[at].isascii() else LONGEST_TITLE)}
-        return sure, {noun for _, noun in found} - sure
+        late = {noun for at, noun in found if at >= len(tokens) - (LATE if tokens[at].isascii() else LONGEST_TITLE)}
+        sure, unsure = self._sure(late)
+        return sure, unsure | {noun for _, noun in found} - sure
+
+    def _sure(self, nouns: set[str]) -> tuple[set[str], set[str]]:
+        """Structural nouns are found wherever they are mentioned, and never keep a list from being called otherwise."""
+        sure = {noun for noun in nouns if not self.grammar.nouns[noun].structural}
+        return sure, nouns - sure
 
 
 def _is_list(draft: Draft) -> bool:
