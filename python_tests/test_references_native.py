@@ -236,7 +236,7 @@ def test_numbers_with_dots_are_anchors(tmp_path):
     ({"classes": {"numeral": {"x": 3}}}, "classes.numeral: got 'x', expected no words"),
     ({"nouns": {"x": {"ordinal": ["x"]}}}, "nouns.x.ordinal: got a class of numbers"),
     ({"classes": {"ordinal": {"x": 10**30}}}, "classes.ordinal.x: got one of ten digits or more"),
-    ({"classes": {"b" * n: [f"w{n}"] for n in range(1, 300)}}, "classes: got 3.. classes, expected at most 256"),
+    ({"classes": {"b" * n: [f"w{n}"] for n in range(1, 300)}}, "classes: got 4.. classes, expected at most 256"),
     ({"parts": {"a": "[b]" * 50, "b": "[c]" * 50, "c": "<x>" * 50}, "classes": {"x": ["x"]}, "nested": {"fronted": "[a]"}},
      "parts.a: got 3..... characters with its parts, expected at most 16384"),
 ])  # fmt: skip

@@ -55,6 +55,15 @@ def find(said, text, **kwargs):
     ("(1) one; (2) two; and (3) three.", ["(1) one;", "(2) two;", "(3) three."]),
     ("Use 1) one, 2) two", ["1) one,", "2) two"]),
     ("第一，甲；第二，乙。", ["第一，甲；", "第二，乙。"]),
+    ("The first reason is a. The second reason is b.", ["The first reason is a.", "The second reason is b."]),
+    ("The first step was a. The second is b.\nThe last step is c.",
+     ["The first step was a.", "The second is b.", "The last step is c."]),
+    ("第一个原因是甲，第二个原因是乙。", ["第一个原因是甲，", "第二个原因是乙。"]),
+    ("The second reason is a. The third reason is b.", []),
+    ("The first reason is a. The second step is b.", []),
+    ("The first time is a. The second time is b.", []),
+    ("He saw the first step is a. He saw the second step is b.", []),
+    ("1. a\n2. b\n\nThe first step is c. The second step is d.", ["1. a", "2. b"]),
     ("首先，甲。其次，乙。最后，丙。", ["首先，甲。", "其次，乙。", "最后，丙。"]),
     ("Firstly, a. Secondly, b. Finally, c.", ["Firstly, a.", "Secondly, b.", "Finally, c."]),
     ("First, a. Second, b. Third, c.", ["First, a.", "Second, b.", "Third, c."]),
@@ -85,6 +94,26 @@ def test_forms_of_lists(text, expected):
 )
 def test_no_lists(text):
     assert points(text) == []
+
+
+def test_nouns_that_are_only_mentioned_exclude_nothing():
+    steps = "建议按下面的顺序排查：\n1. 甲\n2. 乙"
+    assert find("第二步呢", steps).point.ordinal == 2
+    assert find("第二条建议呢", steps).point.ordinal == 2
+    assert find("第二步呢", "有两条建议：\n1. 甲\n2. 乙").kind == "missing"
+    before = "There are many reasons. Do it like this:\n1. a\n2. b"
+    assert find("Explain step 2.", before).point.ordinal == 2
+
+
+def test_rare_nouns_are_found_only_where_the_answer_has_them():
+    assert find("the second clause?", "Two clauses matter:\n1. a\n2. b").point.ordinal == 2
+    assert find("the second option?", "Two clauses matter:\n1. a\n2. b").point.ordinal == 2
+    assert find("the second clause?", "1. a\n2. b").kind == "missing"
+
+
+def test_sections_with_numbers_are_no_steps_where_there_are_lists():
+    assert find("step 2", "## 1. One\n\na\n\n## 2. Two\n\nb").point.ordinal == 2
+    assert find("step 2", "## 1. One\n\nThree reasons:\n\n1. a\n2. b\n3. c\n\n## 2. Two\n\nb").kind == "missing"
 
 
 def test_nested_lists_and_levels():

@@ -68,6 +68,19 @@ def test_both_orders_of_nesting(text):
     assert ref.span == (0 if not text.startswith("in ") else 3, len(text))
 
 
+def test_an_ordinal_without_a_noun_has_that_of_the_reference_before():
+    said_of = [(r.ordinal, r.noun) for r in parse("The first problem is solved. How do I fix the second?")]
+    assert said_of == [(1, "problem"), (2, "problem")]
+    _, inner = parse("The second example in point 3 is fine, and the last one?", depth=3)
+    assert (inner.ordinal, inner.noun, inner.depth, inner.within.ordinal) == (-1, "example", 2, 3)
+    assert [r.noun for r in parse("第一个问题懂了，第二个呢")] == ["question", "question"]
+    assert [r.noun for r in parse("The second one? And the third reason?")] == [None, "reason"]  # only from before
+    assert [r.noun for r in parse("The other step is fine, the third one is not.")] == [
+        "step",
+        None,
+    ]  # not of a vague one
+
+
 def test_neighbours_are_not_nested():
     assert [(r.ordinal, r.depth) for r in parse("the second point and the first example")] == [(2, 1), (1, 1)]
     assert [(r.ordinal, r.depth) for r in parse("第一点第二点都对")] == [(1, 1), (2, 1)]
@@ -287,17 +300,17 @@ def test_size_of_the_grammar():
 def test_a_file_adds_nouns_and_forms(tmp_path):
     file = tmp_path / "more.json"
     file.write_text(json.dumps({
-        "language": "en", "nouns": {"clause": {"noun": ["clause"], "nouns": ["clauses"]}}, "classes": {"paren": ["§"]},
+        "language": "en", "nouns": {"amendment": {"noun": ["amendment"], "nouns": ["amendments"]}}, "classes": {"paren": ["§"]},
         "anchors": ["paren"], "forms": [{"means": "list", "pattern": "<paren> <digits>"}],
     }))  # fmt: skip
     more = references.load_grammar(file)
-    assert parse("§ 7 and clause 3") == []
-    assert said("§ 7 and the third clause", grammar=more) == [
-        ("§ 7", "ordinal", ((7, 7),), None), ("the third clause", "ordinal", ((3, 3),), "clause"),
+    assert parse("§ 7 and amendment 3") == []
+    assert said("§ 7 and the third amendment", grammar=more) == [
+        ("§ 7", "ordinal", ((7, 7),), None), ("the third amendment", "ordinal", ((3, 3),), "amendment"),
     ]  # fmt: skip
-    text = "Three clauses:\n1. a\n2. b\n3. c"
+    text = "Three amendments:\n1. a\n2. b\n3. c"
     found = references.outline(text, grammar=more)
-    assert references.resolve(only("the third clause", grammar=more), found, grammar=more).point.ordinal == 3
+    assert references.resolve(only("the third amendment", grammar=more), found, grammar=more).point.ordinal == 3
 
 
 def test_a_grammar_of_its_own(tmp_path):

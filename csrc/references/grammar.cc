@@ -151,11 +151,10 @@ std::vector<Mention> Grammar::mentions(const Text& low) const {
     const Pattern* lead = compiled_->rule(lang, Rule::lead);
     for (int64_t at = 0; lead && at < all.end;) {
       const int64_t end = matcher.match(*lead, all, at, Matcher::some);
-      for (int64_t i = end; i-- > at;)
-        if (found[static_cast<size_t>(i)].noun >= 0) {
-          found[static_cast<size_t>(i)].counted = true;
-          break;
-        }
+      for (int64_t i = at; i < end; ++i) {
+        Mention& mention = found[static_cast<size_t>(i)];
+        mention.counted |= mention.noun >= 0;
+      }
       at = end == Matcher::kNone ? at + 1 : end;
     }
   }

@@ -109,7 +109,7 @@ struct References {
 struct Mention {
   int32_t noun;  // -1: none
   uint8_t cls;   // an index of Tables::classes
-  bool counted;  // the last noun in what "lead" matches: "three good reasons"
+  bool counted;  // a noun in what "lead" matches: "three good reasons"
 };
 
 // Immutable: any thread may use it.

@@ -21,7 +21,7 @@ RUNS = 20
 
 
 def measure() -> dict[str, Any]:
-    """Scores of both lists of cases by language and kind, failed cases, microseconds of `parse`, bytes of the grammar."""
+    """Scores of all lists of cases by language and kind, failed cases, microseconds of `parse`, bytes of the grammar."""
     rows, failed = [], []
     for name in sentences.LISTS:
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ..runtime import native
+from ..runtime.arguments import flag
 from ..runtime.errors import ArgumentError
 from . import numerals
 
@@ -44,7 +45,8 @@ _PATTERN = re.compile(r"<([a-z|]+)>|\[([a-z_]+)\]|\{(\d),(\d)\}|\(\?(?:[=!]|<=|<
 
 @dataclasses.dataclass(frozen=True)
 class Noun:
-    """What a noun fits. generic: any enumeration ("point"); structural: what the text is made of ("paragraph"), never a list."""
+    """What a noun fits. generic: any enumeration ("point"); structural: found only where the text
+    itself names it, as what it is made of ("paragraph") or what a list is of."""
 
     generic: bool = False
     structural: bool = False
@@ -105,7 +107,7 @@ def read_tables(*paths: str | os.PathLike[str], extend: bool = True) -> Tables:
     for path in paths:
         if not isinstance(path, str | os.PathLike):
             raise ArgumentError.of("load_grammar", "paths", repr(path), "paths of JSON files")
-    files = [*(SHIPPED if extend else ()), *map(Path, paths)]
+    files = [*(SHIPPED if flag("load_grammar", "extend", extend) else ()), *map(Path, paths)]
     if not files:
         raise ArgumentError.of("load_grammar", "paths", "none", "a file, or extend=True")
     builder = _Builder()

@@ -12,13 +12,17 @@ from typing import Any
 
 from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
+from .counted import counted_lists
 from .grammar import Grammar
 from .lines import FENCES, Lines, title_number
 from .parsing import checked_grammar
 from .points import Draft, Mark, Outline, Point, PointList, Span
 from .sequences import named, sequences
 
+LONGEST_TITLE = 3  # tokens of a line that is the title of a list: "Advantages:"
+LATE = 6  # tokens from a noun in the plural to the end of its line
 LONGEST_LEAD = 200  # characters before a list in which its noun is looked for
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=\S)|(?<=[。！？])(?=.)")
 Offsets = Sequence[Span] | Callable[[int, int], Span]
 
 
@@ -34,7 +38,7 @@ def outline(
 
     text: an earlier answer, in Markdown or plain.  Found are lists by "1.", "1)", "(1)", "a.", "iv.", bullets, 一、 （一） ①,
     nested by indentation; headings by # or in bold; "Step 1:", "Option A:", 第一步：; 第一，… 第二，…; 首先 … 最后;
-    firstly … finally; paragraphs.  Blocks of code are passed over.
+    firstly … finally; "The first reason is ...", 第一个原因是…; paragraphs.  Blocks of code are passed over.
     offsets: what brings characters to tokens: a sequence of (begin, end) in characters, one for each token, as a tokenizer's
     offset mapping is; or a function (begin, end) in characters -> (begin, end) in tokens.
     tokenizer: in its place, a fast tokenizer of transformers; it is called on the text without special tokens.
@@ -67,14 +71,17 @@ class _Assembly:
     def outline(self) -> Outline:
         drafts = [draft for draft in self.lines.drafts if _is_list(draft)]
         drafts += sequences(self.prose, self.grammar, self.lines)
+        drafts += counted_lists(self.prose, self.grammar, self.lines, drafts)
         found: list[PointList] = []
         for draft in drafts:
             for mark in draft.marks:
                 self._named_item(draft, mark)
             if not draft.nouns:
-                draft.nouns |= self._nouns_before(draft.marks[0].begin)
+                nouns, mentioned = self._nouns_before(draft.marks[0].begin)
+                draft.nouns |= nouns
+                draft.also = (*draft.also, *mentioned)
             if draft.style == "chinese":
-                draft.also = ("section",)
+                draft.also = (*draft.also, "section")
             found.append(self._list(draft))
         found += itertools.chain.from_iterable(map(self._of_headings, self.lines.headings))
         found += self._paragraphs()
@@ -153,26 +160,38 @@ class _Assembly:
 
     # --- nouns
 
-    def _nouns_before(self, begin: int) -> set[str]:
-        """What the words before a list call its points, else the heading over it."""
+    def _nouns_before(self, begin: int) -> tuple[set[str], set[str]]:
+        """What the words before a list call its points, else the heading over it: see `_nouns_in`."""
         low = max(0, begin - LONGEST_LEAD)
         lead = self.text[low:begin].rstrip()
         index = bisect.bisect_right(self.titles, (begin, len(self.text))) - 1
         heading = self.titles[index] if index >= 0 else None
         if heading is not None and heading[1] > low:
             lead = lead[max(0, heading[1] - low) :]
-        line = lead.rpartition("\n")[2].strip()
-        nouns = self._nouns_in(line[-LONGEST_LEAD:]) if line else set()
-        if not nouns and heading is not None:
-            nouns = self._nouns_in(heading[2])
-        return nouns
+        line = _SENTENCE_END.split(lead.rpartition("\n")[2].strip())[-1]
+        found = self._nouns_in(line[-LONGEST_LEAD:]) if line else (set[str](), set[str]())
+        return self._nouns_in(heading[2]) if heading is not None and not any(found) else found
 
-    def _nouns_in(self, text: str) -> set[str]:
-        """Nouns that are counted ("three reasons"), else those in the plural; Chinese ones, and a title's, have none."""
+    def _nouns_in(self, text: str) -> tuple[set[str], set[str]]:
+        """What points are called, and what they may be called as well as anything else.
+
+        Of the first kind are counted nouns ("three reasons"), else those of a title or in the plural, near the end of the line.
+        Far from it they are only mentioned, and Chinese ones can be verbs: 建议按下面的顺序排查：
+        """
         mentions = self.grammar.native.mentions(text.lower())
         counted = {noun for noun, _, is_counted in mentions if is_counted}
-        kinds = ("nouns", "znoun") if len(mentions) > 3 else ("nouns", "znoun", "noun")
-        return counted or {noun for noun, cls, _ in mentions if noun is not None and cls in kinds}
+        if counted:
+            return self._sure(counted)
+        kinds = ("nouns", "znoun") if len(mentions) > LONGEST_TITLE else ("nouns", "znoun", "noun")
+        found = [(i, noun, cls) for i, (noun, cls, _) in enumerate(mentions) if noun is not None and cls in kinds]
+        late = {n for i, n, cls in found if i >= len(mentions) - (LONGEST_TITLE if cls == "znoun" else LATE)}
+        sure, unsure = self._sure(late)
+        return sure, unsure | {noun for _, noun, _ in found} - sure
+
+    def _sure(self, nouns: set[str]) -> tuple[set[str], set[str]]:
+        """Structural nouns are found wherever they are mentioned, and never keep a list from being called otherwise."""
+        sure = {noun for noun in nouns if not self.grammar.nouns[noun].structural}
+        return sure, nouns - sure
 
 
 def _is_list(draft: Draft) -> bool:

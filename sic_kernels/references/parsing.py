@@ -49,7 +49,8 @@ def parse(
     the Chinese one where it has other than ASCII characters.
     grammar: of `load_grammar` (default: the package's).
 
-    Nothing is guessed: what has no ordinal, number, letter or title is of kind "vague" or is not found at all.
+    Nothing is guessed: what has no ordinal, number, letter or title is of kind "vague" or is not found at all. An ordinal without
+    a noun has that of the reference before it in the text, if there is one, and is in what that one is in.
     Time and memory linear in the length of the text. Deterministic; thread-safe; `ArgumentError` before anything is read.
     """
     if not isinstance(text, str):
@@ -61,7 +62,22 @@ def parse(
     low = text.lower()
     if len(low) != len(text):  # some letters are longer in lower case
         low = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
-    return grammar.native.parse(text, low, LANGS.index(lang) - 1, most, Reference)
+    found = grammar.native.parse(text, low, LANGS.index(lang) - 1, most, Reference)
+    return with_antecedents(found) if len(found) > 1 else found
+
+
+def with_antecedents(references: list[Reference]) -> list[Reference]:
+    """Each ordinal without a noun gets the noun, and the outer reference, of the last one before it that has a noun: "the first
+    problem is solved, but how do I fix the second?" """
+    result: list[Reference] = []
+    before: Reference | None = None
+    for this in references:
+        if this.noun is not None:
+            before = this if this.kind in ("ordinal", "cardinal", "named") else None
+        elif before is not None and this.within is None and this.kind in ("ordinal", "cardinal"):
+            this = this._replace(noun=before.noun, within=before.within, depth=before.depth)
+        result.append(this)
+    return result
 
 
 def checked_depth(depth: Any) -> int:

@@ -34,7 +34,7 @@ class PointList:
     """Points that are counted together.
 
     nouns: what its points are called, canonical, from their markers, the words before the list or the heading that it is under.
-    also: what any list of its form is called ("bullet", "section").
+    also: what it may be called as well: by its form ("bullet", "section"), or by nouns that are only mentioned before it.
     structural: sections without numbers, or paragraphs: only their own nouns refer to them.
     level: of how many points of other lists it is a part.
     """

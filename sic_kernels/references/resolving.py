@@ -63,7 +63,8 @@ def resolve(
     Returns `Resolved` for one point, a list of them for a group, in the order in which they were named, `Ambiguous` if the words
     fit several points alike, `Unresolved` with the reason otherwise. Exactly one description must fit: there is no nearest match.
     1. Lists whose noun is the reference's come first; where none is, lists without a noun of their own; a general noun ("point",
-       "item", none) takes any list.  Sections and paragraphs are found by their own nouns only.
+       "item", none) takes any list.  Sections and paragraphs are found by their own nouns only; sections with numbers by others
+       too, in an outline without lists.
     2. Of those the outermost ones (for a general noun: before the noun is looked at).
     3. Of those the ones that have the ordinal. None: out of range; several: ambiguous.
     An outer reference ("... in the third point") narrows all this to what is inside of its point.
@@ -146,6 +147,7 @@ class _Search:
 
     def __init__(self, outline: Outline, slots: Mapping[Any, Any] | None, grammar: Grammar) -> None:
         self.outline, self.slots, self.grammar = outline, slots, grammar
+        self.has_lists = any(not listed.structural and "section" not in listed.also for listed in outline.lists)
 
     def result(self, ref: Reference) -> Result:
         if ref.kind == "vague":
@@ -226,7 +228,7 @@ class _Search:
         if kind.structural:
             return 0
         own = [name for name in listed.nouns if not self.grammar.nouns.get(name, _UNKNOWN_NOUN).generic]
-        return 0 if own else 1
+        return 0 if own or ("section" in listed.also and self.has_lists) else 1
 
 
 def _chosen(ref: Reference, listed: PointList) -> tuple[Point, ...] | None:

@@ -1,7 +1,7 @@
 """What people say about an earlier answer, with what it means: cases for tests and for `python -m sic_kernels eval references`.
 
-cases/answers.txt has the answers, cases/cases.txt what is said and what is expected; cases/heldout.txt and cases/fresh.txt the
-same in other words, each measured once before the grammar was mended by it.
+cases/answers*.txt have the answers, cases/cases.txt what is said and what is expected; the other lists the same in other words,
+each written when the one before it had been used for mending, and measured once before the grammar was mended by it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .points import Outline
 from .resolving import Ambiguous, Resolved, Result, Unresolved, resolve
 
 FOLDER = Path(__file__).parent / "cases"
-LISTS = ("cases", "heldout", "fresh")
+LISTS = ("cases", "heldout", "fresh", *(f"fresh{n}" for n in range(2, 9)))
 UNRESOLVED = {"range": "out of range", "deep": "too deep", "missing": "missing"}
 NEAR = 14  # a point begins at most so many characters before the words that name it: its marker
 
 
 class Case(NamedTuple):
-    """answer: its name in answers.txt.  text: what is said.  expected: "= words; words" (points), "? n" (ambiguous), or
+    """answer: its name in answers*.txt.  text: what is said.  expected: "= words; words" (points), "? n" (ambiguous), or
     range|vague|deep|missing|none."""
 
     answer: str
@@ -52,11 +52,15 @@ class Verdict(NamedTuple):
 @functools.lru_cache(maxsize=1)
 def answers() -> dict[str, str]:
     """Name -> text."""
-    parts = (FOLDER / "answers.txt").read_text(encoding="utf-8").split("=== ")[1:]
+    parts = [part for path in sorted(FOLDER.glob("answers*.txt")) for part in _answers_of(path)]
     return {name: text.rstrip("\n") for name, _, text in (part.partition("\n") for part in parts)}
 
 
-@functools.lru_cache(maxsize=2)
+def _answers_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("=== ")[1:]
+
+
+@functools.lru_cache(maxsize=16)
 def cases(name: str = "cases") -> list[Case]:
     """The cases of one of `LISTS`."""
     if name not in LISTS:

@@ -1,0 +1,90 @@
+"""Enumerations whose points are counted by sentences: "The first reason is money. The second reason is ...", 第一个原因是…"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from . import numerals
+from .grammar import Grammar
+from .lines import Lines
+from .points import Draft, Mark
+
+VERB = "(?:is|was|has|would|comes|came|lies|lay|concerns|involves)"
+ENGLISH = re.compile(
+    r"(?a:(?:In |For )?\b[Tt]he (?P<word>[a-z]+|[0-9]{1,2}(?=st|nd|rd|th))(?:st|nd|rd|th)?(?: (?:main|major|key|big))?"
+    rf"(?: (?P<noun>(?!{VERB}\b)[a-z]+))?(?= {VERB}\b|[,:]))"
+)
+CHINESE = re.compile(
+    rf"第(?P<word>[0-9]{{1,2}}|[{numerals.CHINESE}]{{1,3}})[个种大类]?(?P<noun>[\u4e00-\u9fff]{{1,4}}?)?(?=是|就是|在于|：|，)"
+)
+SENTENCE_ENDS = ".!?:;。！？：；，\n*"
+LAST = ("last", "final")
+LONGEST_SPACE = 8  # characters between a sentence and the end of the one before it
+
+
+class _Marker(NamedTuple):
+    """Where a sentence begins that counts a point. ordinal: None for the last.  noun: None where it is left out."""
+
+    begin: int
+    content: int
+    ordinal: int | None
+    noun: str | None
+
+
+def counted_lists(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) -> list[Draft]:
+    """Enumerations of at least two points, from the first on, of one noun and in one section.
+
+    others: the lists that are marked as such. In their sections such sentences speak of their points.
+    """
+    taken = {bisect.bisect_right(lines.breaks, draft.marks[0].begin) for draft in others}
+    drafts: list[Draft] = []
+    section = -1
+    for marker in _markers(text, grammar):
+        at = bisect.bisect_right(lines.breaks, marker.begin)
+        if at in taken:
+            continue
+        mark = Mark(marker.begin, marker.content, _block_end(lines, marker.content), marker.ordinal)
+        if marker.ordinal == 1 and marker.noun is not None:
+            drafts.append(Draft("counted"))
+            drafts[-1].nouns.add(marker.noun)
+            drafts[-1].marks.append(mark)
+            section = at
+        elif drafts and at == section and _goes_on(drafts[-1], marker):
+            mark.ordinal = len(drafts[-1].marks) + 1
+            space = text[max(0, marker.begin - LONGEST_SPACE) : marker.begin]
+            drafts[-1].last.end = marker.begin - len(space) + len(space.rstrip())
+            drafts[-1].marks.append(mark)
+    return [draft for draft in drafts if len(draft.marks) > 1]
+
+
+def _goes_on(draft: Draft, marker: _Marker) -> bool:
+    return marker.ordinal in (None, len(draft.marks) + 1) and (marker.noun is None or marker.noun in draft.nouns)
+
+
+def _markers(text: str, grammar: Grammar) -> Iterator[_Marker]:
+    for pattern in (ENGLISH, CHINESE):
+        for found in pattern.finditer(text):
+            begin, noun, ordinal = found.start(), found["noun"], _ordinal(found["word"], grammar)
+            before = text[max(0, begin - LONGEST_SPACE) : begin].rstrip(" \t\u3000")
+            name = grammar.values.get(noun) if noun else None
+            known = isinstance(name, str) or not noun
+            if ordinal != 0 and known and (not before or before[-1] in SENTENCE_ENDS):
+                yield _Marker(begin, found.end(), ordinal, name)
+
+
+def _ordinal(word: str, grammar: Grammar) -> int | None:
+    """None for the last; 0 for a word that is no number."""
+    if word in LAST:
+        return None
+    if word[0].isdecimal():
+        return numerals.of_digits(word)
+    value = grammar.values.get(word) if word.isascii() else numerals.of_chinese(word)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _block_end(lines: Lines, at: int) -> int:
+    block = bisect.bisect_left(lines.blocks, at, key=lambda block: block[1])
+    return lines.blocks[min(block, len(lines.blocks) - 1)][1]
