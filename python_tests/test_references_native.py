@@ -91,6 +91,22 @@ LIKELY_CLASSES = (
 LIKELY = [word for word, (cls, _) in TABLES.words.items() if cls in LIKELY_CLASSES] + ["1", "2", "三", "十", "B", "4.2"]
 
 
+@pytest.mark.parametrize("template", [
+    "the third point{ just} of the second step", "the third point{ above} in the first option, the last example",
+    "{the }third point", "the third point{ just}", "the third point{ just} below", "{the }first point to the third point",
+    "{in }the third point, what {you }mean by the second example", "{twenty-}first point to the second point", "steps 1{, 2}",
+    "上文{你}说的第三点", "第三点{里}", "第三点{说}的第二个例子", "第三点{～}第四点", "第{十}点", "第{一}百点", "section １{.2}",
+    'the section "{t}"', "the section “{t }”", "section 1{.2}", "point {1}", "it is No. 4{ }No. 4", "is it?{ }No. 4",
+    "x{\u205f}No. 4", "the third point's{x} second example", "{İ}the third point", "the point{’s} last example",
+    "point 3{’s} second example", "points 1 and{ item} 2", "ah{?!}No. 4", "from point 3 to the{ last} one",
+])  # fmt: skip
+def test_where_limits_are(template):
+    """What is in braces none to seventy times."""
+    before, piece, after = re.fullmatch("(.*?){(.*?)}(.*)", template).groups()
+    texts = [before + piece * n + after for n in (*range(14), *range(56, 70))]
+    assert differences(texts, langs=("auto", "en")) == []
+
+
 @settings(max_examples=600)
 @given(
     pieces=st.lists(st.one_of(PIECE, st.sampled_from(LIKELY), st.sampled_from(LIKELY)), max_size=24),
@@ -217,6 +233,38 @@ def test_malformed_patterns(text, problem):
 def own(pattern, means="list", **more):
     return {"language": "en", "classes": {"para": ["§"]}, "anchors": ["para"],
             "forms": [{"means": means, "pattern": pattern}], **more}  # fmt: skip
+
+
+def test_rules_see_only_what_is_between(tmp_path):
+    """A look behind does not see the reference before, nor one ahead the one that follows."""
+    data = own("<para> <digits>", nested={"inner first": "(?<! <digits>) <unknown> (?! <para>) $"})
+    ours, theirs = grammars(tmp_path / "own.json", data)
+    texts = ["§ 1 so § 2", "§ 1 so so § 2", "§ 1 3 so § 2", "§ 1 so"]
+    assert differences(texts, ours, theirs) == []
+    assert [len(parse(text, grammar=ours)) for text in texts] == [1, 2, 2, 1]
+
+
+def test_what_no_word_begins_with(tmp_path):
+    ours, theirs = grammars(tmp_path / "own.json", own("<unknown> <para>", "vague"))
+    texts = [f"好{c}§" for c in "’”」》“‘「０٣²é\u3000\u2028好"]
+    assert differences(texts, ours, theirs) == []
+    assert parse("好’§ x", grammar=ours)[0].span == (1, 3)
+
+
+def test_how_far_words_around_are_looked_at(tmp_path):
+    data = own("<para> <digits>", **{"vague before": "<z> <x>{1,8}", "before": ["y"], "after": ["y"]})
+    data["classes"] |= {name: [name] for name in "xyz"}
+    ours, theirs = grammars(tmp_path / "own.json", data)
+    texts = [f"z {'x ' * i}{'y ' * j}§ 1{' y' * j}" for i in range(9) for j in range(12)]
+    assert differences(texts, ours, theirs) == []
+    kinds = [parse(f"z {'x ' * i}§ 1", grammar=ours)[0].kind for i in (0, 1, 5, 6)]
+    assert kinds == ["ordinal", "vague", "vague", "ordinal"]
+    data = own("<para> <digits>", nested={"inner first": "<x>{1,8} <x>{1,2}"})
+    data["classes"] |= {"x": ["x"]}
+    ours, theirs = grammars(tmp_path / "own.json", data)
+    texts = [f"§ 1 {'x ' * i}§ 2" for i in range(12)]
+    assert differences(texts, ours, theirs) == []
+    assert [len(parse(text, grammar=ours)) for text in texts] == [2, 2, *[1] * 8, 2, 2]
 
 
 def test_a_grammar_without_but_does_not_count_it(tmp_path):
