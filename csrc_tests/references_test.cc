@@ -272,6 +272,11 @@ TEST(References, RefuseTablesThatDoNotFit) {
   refused([](Tables& t) { t.words.push_back({U"x", "none"}); });
   refused([](Tables& t) { t.words.push_back({U"x", "noun", {}, 3}); });
   refused([](Tables& t) { t.classes[0] = "known"; });
+  for (const int64_t number : {INT64_MIN, INT64_MAX, -kTooLarge - 1, kTooLarge + 1}) {
+    refused([=](Tables& t) { t.words.push_back({U"x", "ordinal", number}); });
+    refused([=](Tables& t) { t.forms[0].ordinal = number; });
+    refused([=](Tables& t) { t.forms[0].count = number; });
+  }
   Tables t = tables();
   t.forms[0].pattern = "<none>";
   EXPECT_THROW(Grammar(t, kAscii), PatternError);

@@ -32,6 +32,13 @@ Tag tag_of(const Classes& classes, const std::string& name) {
   return found->second;
 }
 
+// So that numbers can be added and counted from the end.
+std::optional<int64_t> checked(const char* arg, std::optional<int64_t> number) {
+  if (number && (*number < -kTooLarge || *number > kTooLarge))
+    Check("Grammar").fail(arg, "number " + std::to_string(*number), "-10^9 to 10^9");
+  return number;
+}
+
 Sentence cut(const Grammar::Compiled& grammar, const Text& text, const Text& low, Lang lang) {
   if (low.size >= UINT32_MAX)
     Check("parse").fail("text", std::to_string(low.size) + " characters", "fewer than 2^32 - 1");
@@ -59,7 +66,7 @@ Grammar::Compiled::Compiled(const Tables& tables, const Characters& characters)
     Check("Grammar").require(word.noun >= -1 && word.noun < static_cast<int64_t>(generic.size()), "words",
                              "noun " + std::to_string(word.noun), "-1, or one of the nouns");
     word_tags.push_back(tag_of(classes, word.cls));
-    numbers.push_back(word.number.value_or(kTooLarge));
+    numbers.push_back(checked("words", word.number).value_or(kTooLarge));
     nouns.push_back(word.noun);
   }
   tags = {tag_of(classes, "unknown"), tag_of(classes, "digits"), tag_of(classes, "dotted"), tag_of(classes, "numeral"),
@@ -79,8 +86,8 @@ Grammar::Compiled::Compiled(const Tables& tables, const Characters& characters)
     anchors[kLangs] |= anchors[lang];
     for (const Form& form : tables.forms)
       if (form.lang == static_cast<Lang>(lang))
-        forms.push_back(
-            {form.lang, form.means, Pattern(form.pattern, classes), form.ordinal, form.count, form.capital, form.rear});
+        forms.push_back({form.lang, form.means, Pattern(form.pattern, classes), checked("forms", form.ordinal),
+                         checked("forms", form.count), form.capital, form.rear});
   }
   for (uint32_t i = 0; i < forms.size(); ++i)
     for (size_t tag = 0; tag < 256; ++tag)

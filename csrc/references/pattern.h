@@ -44,7 +44,6 @@ class Pattern {
 
  private:
   friend class Emitter;
-  ClassSet first_of(uint32_t entry, const ClassSet& accepted) const;
 
   std::vector<Instruction> code_;  // what follows an instruction is before it
   std::vector<ClassSet> sets_;

@@ -50,8 +50,8 @@ constexpr int kSetCount = 3;
 struct Word {
   std::u32string text;  // in lower case
   std::string cls;
-  std::optional<int64_t> number{};
-  int32_t noun = -1;  // which of the nouns it stands for; -1: none
+  std::optional<int64_t> number{};  // at most 10^9 (kTooLarge) from 0, as all numbers of tables
+  int32_t noun = -1;                // which of the nouns it stands for; -1: none
 };
 
 struct Form {

@@ -40,6 +40,8 @@ _FORM_KEYS = {"means", "pattern", "starts", "ordinal", "count", "capital", "rear
 _NESTED = ("inner first", "outer first", "outer first, other noun", "fronted")
 _SINGLE = ("vague before", "vague after", "lead")
 _SETS = ("anchors", "before", "after")  # of classes
+_KEYS = {"language", "numbers", "nouns", "classes", "parts", "forms", "nested", "sequence", "counted", *_SINGLE, *_SETS}
+COUNTED = ("before", "between", "verbs")  # words around the number of a sentence that counts: counted.py
 _PATTERN = re.compile(r"<([a-z|]+)>|\[([a-z_]+)\]|\{(\d),(\d)\}|\(\?(?:[=!]|<=|<!)|[()|?$]|(\s+)")
 
 
@@ -73,6 +75,7 @@ class Tables(NamedTuple):
     rules: dict[tuple[str, str], str]  # (language, rule) -> what is around and between references
     sets: dict[tuple[str, str], list[str]]  # (language, set) -> classes
     sequence: dict[str, int | str]  # firstly -> 1, finally -> "last"
+    counted: dict[tuple[str, str], list[str]]  # (language, one of COUNTED) -> words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,13 +83,14 @@ class Grammar:
     """A grammar made ready: immutable, shared by threads. `load_grammar` makes it.
 
     nouns: by their canonical names.  classes: word -> class.  values: word -> number or canonical noun.
-    sequence: firstly -> 1, finally -> "last".
+    sequence: firstly -> 1, finally -> "last".  counted: (language, one of COUNTED) -> words.
     """
 
     nouns: Mapping[str, Noun]
     classes: Mapping[str, str]
     values: Mapping[str, Any]
     sequence: Mapping[str, int | str]
+    counted: Mapping[tuple[str, str], list[str]]
     native: Any  # what parses: _C.ReferenceGrammar
 
 
@@ -127,6 +131,7 @@ def _made_ready(tables: Tables) -> Grammar:
         classes={word: cls for word, (cls, _) in tables.words.items()},
         values={word: value for word, (_, value) in tables.words.items() if value is not None},
         sequence=tables.sequence,
+        counted=tables.counted,
         native=native.module().ReferenceGrammar(
             tables.classes, words, [(name, noun.generic) for name, noun in tables.nouns.items()],
             [(language, form.means, pattern, form.ordinal, form.count, form.capital, form.rear)
@@ -163,6 +168,7 @@ class _Builder:
         self.rules: dict[tuple[str, str], tuple[str, str]] = {}
         self.sets: dict[tuple[str, str], list[str]] = {}
         self.sequence: dict[str, int | str] = {}
+        self.counted: dict[tuple[str, str], list[str]] = {(lang, key): [] for lang in LANGUAGES for key in COUNTED}
         self.where = ""
         self.classes: list[str] = []
         self._add_words("unknown", dict.fromkeys('"“「《'))  # a quotation mark by itself
@@ -174,8 +180,7 @@ class _Builder:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self._refuse("file", str(error), "a readable JSON file in UTF-8")
-        known = {"language", "numbers", "nouns", "classes", "parts", "forms", "nested", "sequence", *_SINGLE, *_SETS}
-        self._check_keys("file", data, known)
+        self._check_keys("file", data, _KEYS)
         language = data.get("language")
         if language not in LANGUAGES:
             self._refuse("language", repr(language), "|".join(LANGUAGES))
@@ -198,6 +203,10 @@ class _Builder:
             self._refuse("anchors", "none", "classes of which every form has one, as there are forms")
         for name in _SETS:
             self.sets.setdefault((language, name), []).extend(self._strings(name, data.get(name, [])))
+        counted = self._table(data, "counted")
+        self._check_keys("counted", counted, set(COUNTED))
+        for name, words in counted.items():
+            self.counted[language, name] += self._strings(f"counted.{name}", words)
         for ordinal, words in self._table(data, "sequence").items():
             if ordinal not in ("next", "last") and not ordinal.isdecimal():
                 self._refuse("sequence", repr(ordinal), "a number, next or last")
@@ -219,7 +228,7 @@ class _Builder:
         }
         for (_, name), classes in self.sets.items():
             self._check_classes(name, classes)
-        return Tables(self.classes, self.words, self.nouns, forms, rules, self.sets, self.sequence)
+        return Tables(self.classes, self.words, self.nouns, forms, rules, self.sets, self.sequence, self.counted)
 
     def _form_pattern(self, language: str, source: _Source) -> str:
         pattern = self._expand(language, source.where, f"{source.key}.pattern", source.pattern)
