@@ -8,7 +8,7 @@ int64_t Matcher::match(const Pattern& pattern, const Window& window, int64_t at,
   steps_ = 0, remembers_ = false;
   int64_t end = explore(search, from, goal);
   if (end == kTooLong) {
-    seen_.clear();
+    forget();
     remembers_ = true;
     end = explore(search, from, goal);
   }
@@ -21,6 +21,15 @@ bool Matcher::spent(Choice from) {
   return !seen_.insert(uint64_t{from.instruction} << 32 | static_cast<uint32_t>(from.at)).second;
 }
 
+// To clear a set takes as long as it has buckets, however few of them the next match fills.
+void Matcher::forget() {
+  if (seen_.bucket_count() > kKeptBuckets) {
+    std::unordered_set<uint64_t>().swap(seen_);
+  } else {
+    seen_.clear();
+  }
+}
+
 int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
   using In = Pattern::Instruction;
   const Pattern& pattern = search.pattern;
@@ -28,13 +37,14 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
   const size_t base = choices_.size();
   int64_t result = kNone;
   for (;;) {
-    if (!remembers_ && ++steps_ > kPlainSteps) {
+    if (++steps_ > kPlainSteps && !remembers_) {
       result = kTooLong;
       break;
     }
     const In& in = pattern.at(now.instruction);
     bool failed = remembers_ && spent(now);
-    if (!failed) switch (in.op) {
+    if (!failed) {
+      switch (in.op) {
         case In::take:
           failed = now.at >= window.end || !pattern.takes(in.other, window.tags[now.at]);
           now = {in.next, now.at + 1};
@@ -58,6 +68,7 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
           failed = (goal == some && now.at == search.start) || (goal == whole && now.at != window.end);
           if (!failed) result = now.at;
       }
+    }
     if (result != kNone) break;
     if (!failed) continue;
     if (choices_.size() == base) break;

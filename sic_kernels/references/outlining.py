@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
+from ..runtime.values import integer
 from .counted import counted_lists
 from .grammar import Grammar
 from .lines import FENCES, Lines, title_number
