@@ -68,8 +68,9 @@ std::u32string characters_of(py::handle object) {
 
 template <size_t N>
 int index_of(const char* arg, const char* const (&names)[N], const std::string& name) {
-  for (size_t i = 0; i < N; ++i)
+  for (size_t i = 0; i < N; ++i) {
     if (name == names[i]) return static_cast<int>(i);
+  }
   Check("ReferenceGrammar").fail(arg, name, "one of its names");
 }
 

@@ -46,8 +46,9 @@ Nesting::Order Nesting::order_of(const Found& left, const Found& right) {
   if (is_all(left.lang, Rule::inner_first, gap)) return Order::inner_first;
   if (is_all(left.lang, Rule::outer_first, gap)) return Order::outer_first;
   const bool others = left.part.noun >= 0 && right.part.noun >= 0 && left.part.noun != right.part.noun;
-  if (others && (is_all(left.lang, Rule::outer_first_other_noun, gap) || is_fronted(left, gap)))
+  if (others && (is_all(left.lang, Rule::outer_first_other_noun, gap) || is_fronted(left, gap))) {
     return Order::outer_first;
+  }
   return Order::apart;
 }
 

@@ -113,8 +113,9 @@ class Parser {
     Node node{Node::look};
     node.behind = behind, node.negated = negated;
     node.parts.push_back(closed(depth));
-    if (behind && node.parts[0].narrowest != node.parts[0].widest)
+    if (behind && node.parts[0].narrowest != node.parts[0].widest) {
       fail("look-behind requires a fixed number of tokens");
+    }
     if (behind && node.parts[0].widest > UINT16_MAX) fail("look-behind is too wide");
     return node;
   }

@@ -136,11 +136,13 @@ Cutter::Piece Cutter::piece_at(const Text& low, size_t at, bool chinese) const {
     return end;
   };
   if (chinese && in_no_word(c)) return {while_it_is([this](char32_t d) { return in_no_word(d); }), kNoWord};
-  if (closing(c))
+  if (closing(c)) {
     if (const size_t end = title_end(low, at); end > at) return {end, kNotLookedUp, false, true};
+  }
   if (chinese) {
-    if (words_.begins(c))
+    if (words_.begins(c)) {
       if (const int32_t word = words_.longest(low, at); word != kNoWord) return {at + words_.length(word), word};
+    }
     if (is_chinese_digit(c)) return {while_it_is(is_chinese_digit), kNotLookedUp};
   }
   if (is_letter(c)) return {while_it_is(is_letter), kNotLookedUp};
