@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <string>
 #include <thread>
 #include <utility>
@@ -79,10 +80,18 @@ TEST(ReferencePattern, KnowsWhatItCanBeginWith) {
   EXPECT_EQ(Pattern("$ <a>?", classes).first().to_ulong(), 0b001u);
 }
 
-TEST(ReferencePattern, WhatHasManyWaysToFailTakesNoTime) {
+TEST(ReferencePattern, NoMatchTakesMoreStepsThanInstructionsTimesTokens) {
   std::string optional;
   for (int i = 0; i < 16; ++i) optional += "<a>?";
-  EXPECT_EQ(match("(" + optional + "){1,8} <b>", std::string(100, 'a')), Matcher::kNone);
+  const std::vector<Tag> tags(100, 0);
+  const Window window{tags.data(), 0, 100};
+  Matcher matcher;
+  for (const std::string& text : {"(" + optional + "){1,8} <b>", "(?= (" + optional + "){1,8} <b>) <a>"}) {
+    const Pattern pattern(text, {{"a", 0}, {"b", 1}});
+    EXPECT_EQ(matcher.match(pattern, window, 0, Matcher::any), Matcher::kNone);
+    EXPECT_GT(matcher.steps(), 512);  // else nothing had to be remembered
+    EXPECT_LT(matcher.steps(), 512 + 2 * static_cast<int64_t>(pattern.size()) * 101);
+  }
   EXPECT_EQ(match("(" + optional + "){1,8} <b>", std::string(100, 'a') + "b"), 101);
   EXPECT_EQ(match("(?= (" + optional + "){1,8} <b>) <a>", std::string(100, 'a') + "b"), 1);
 }
@@ -96,12 +105,26 @@ TEST(ReferencePattern, LooksAtTwoPlacesAgreeAfterManySteps) {
 }
 
 TEST(ReferencePattern, RefusesWhatIsNone) {
-  for (const char* pattern : {"(", ")", "(<a>", "<a>)", "?",
-                              "<a>??"
-                              "?",
-                              "<a>{2,1}", "<a>{1}", "$?", "<d>", "<a", "*", "(?<= <a>?)", "<a>?{1,2}", "(|?)", "a"})
+  const std::vector<std::string> malformed{"(",  ")",   "(<a>", "<a>)", "?",          "<a>?\?\?",  "<a>{2,1}", "<a>{1}",
+                                           "$?", "<d>", "<a",   "*",    "(?<= <a>?)", "<a>?{1,2}", "(|?)",     "a"};
+  for (const std::string& pattern : malformed) {
     EXPECT_NE(pattern_problem({"a", "b"}, pattern), "") << pattern;
+  }
   EXPECT_EQ(pattern_problem({"a", "b"}, " ( <a|b> )? "), "");
+}
+
+TEST(ReferencePattern, SaysWhatIsWrongAsAllArgumentsDo) {
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      Pattern(text, {{"a", 0}});
+    } catch (const ArgumentError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message("<a"), "Grammar: pattern: got <a, expected a pattern (a < without its >)");
+  EXPECT_EQ(message(std::string(90, '(')),
+            "Grammar: pattern: got " + std::string(80, '(') + ", expected a pattern (a ( without its ))");
 }
 
 // --- numbers and tokens
@@ -148,8 +171,7 @@ Tables tables() {
              {U"点", "zpoint", {}, 0},
              {U"例子", "zpoint", {}, 1},
              {U"例", "unknown"},
-             {U"的", "zof"},
-             {U"\"", "unknown"}};
+             {U"的", "zof"}};
   const auto form = [&](Lang lang, Meaning means, const char* pattern) { t.forms.push_back({lang, means, pattern}); };
   form(Lang::en, Meaning::list, "<ordinal|last> <noun>");
   form(Lang::en, Meaning::last, "<last> <digits> <nouns>");
@@ -158,20 +180,29 @@ Tables tables() {
   form(Lang::en, Meaning::label, "<noun> <dotted>");
   form(Lang::en, Meaning::title, "<noun> <title>");
   form(Lang::zh, Meaning::list, "<zordinal> <digits|numeral> <zpoint>");
-  for (const char* anchor : {"noun", "nouns"}) t.sets[0][static_cast<int>(Set::anchors)].push_back(anchor);
-  t.sets[0][static_cast<int>(Set::before)] = {"the"};
-  t.sets[1][static_cast<int>(Set::anchors)] = {"zordinal"};
-  t.rules[0][static_cast<int>(Rule::inner_first)] = "<of> <the>?";
-  t.rules[0][static_cast<int>(Rule::vague_after)] = "<below>";
-  t.rules[0][static_cast<int>(Rule::lead)] = "<digits> <nouns>";
-  t.rules[1][static_cast<int>(Rule::outer_first)] = "<zof>";
+  const auto set = [&](Lang lang, Set which) -> auto& {
+    return t.sets[static_cast<int>(lang)][static_cast<int>(which)];
+  };
+  set(Lang::en, Set::anchors) = {"noun", "nouns"};
+  set(Lang::en, Set::before) = {"the"};
+  set(Lang::zh, Set::anchors) = {"zordinal"};
+  const auto rule = [&](Lang lang, Rule which) -> auto& {
+    return t.rules[static_cast<int>(lang)][static_cast<int>(which)];
+  };
+  rule(Lang::en, Rule::inner_first) = "<of> <the>?";
+  rule(Lang::en, Rule::vague_after) = "<below>";
+  rule(Lang::en, Rule::lead) = "<digits> <nouns>";
+  rule(Lang::zh, Rule::outer_first) = "<zof>";
   return t;
 }
 
-// The tokens of a text with blanks between.
+constexpr Tag kWord = 9;  // of all words in cut()
+
+// The tokens of a text with blanks between: begin-end:class, which is 0 unknown, 1 digits, 2 dotted, 3 numeral, 4
+// title.
 std::string cut(const std::u32string& text, bool chinese) {
   const Tables t = tables();
-  const Cutter cutter(t.words, std::vector<Tag>(t.words.size(), 9), {0, 1, 2, 3, 4}, kAscii);
+  const Cutter cutter(t.words, std::vector<Tag>(t.words.size(), kWord), {0, 1, 2, 3, 4}, kAscii);
   std::vector<Token> tokens;
   std::vector<Tag> tags;
   cutter.cut(view(text), chinese, tokens, tags);
@@ -184,11 +215,12 @@ std::string cut(const std::u32string& text, bool chinese) {
 TEST(ReferenceTokens, ByHand) {
   EXPECT_EQ(cut(U"the 1.2.3.4.5 b's", false), "0-3:9 4-11:2 11-12:0 12-13:1 14-15:9 15-17:0 ");
   EXPECT_EQ(cut(U"it'sx", false), "0-2:0 2-3:0 3-5:0 ");
-  EXPECT_EQ(cut(U"“a b” \"", false), "0-5:4 6-7:9 ");
+  EXPECT_EQ(cut(U"“a b” \"", false), "0-5:4 6-7:0 ");
+  EXPECT_EQ(cut(U"“”“「第", true), "0-1:0 1-2:0 2-3:0 3-4:0 4-5:9 ");  // no title by itself
   EXPECT_EQ(cut(U"好好第十二例子例", true), "0-2:0 2-3:9 3-5:3 5-7:9 7-8:9 ");
   EXPECT_EQ(cut(U"好好", false), "0-1:0 1-2:0 ");
   EXPECT_EQ(cut(U"\u3000\n １２", true), "1-2:0 3-5:1 ");
-  EXPECT_EQ(cut(std::u32string(1, '"') + std::u32string(61, 'x') + U'"', false), "0-1:9 1-62:0 62-63:9 ");
+  EXPECT_EQ(cut(std::u32string(1, '"') + std::u32string(61, 'x') + U'"', false), "0-1:0 1-62:0 62-63:0 ");
   EXPECT_EQ(cut(std::u32string{0xD800, 0x10FFFF}, true), "0-2:0 ");
 }
 
@@ -249,6 +281,30 @@ TEST(References, AreNestedFromTheOutermostIn) {
   EXPECT_EQ(parse(U"the second example of the third point", Lang::en, 1), "too deep [0,37) 1");
 }
 
+// The text of n references, each in the one behind it or before it, and where the outermost ends.
+void expect_nested(size_t n, bool inner_first) {
+  std::u32string text;
+  for (size_t i = 0; i < n; ++i) text += inner_first ? U"third point of " : U"第三点的";
+  const auto begin = std::clock();
+  const References found = Grammar(tables(), kAscii).parse(view(text), view(text), Lang::both, static_cast<int>(n));
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  ASSERT_EQ(found.parts.size(), n);
+  for (size_t i = 0; i + 1 < n; ++i) {  // the innermost has the span of all
+    const size_t place = inner_first ? n - 1 - i : i;
+    ASSERT_EQ(found.parts[i].span.begin, place * (inner_first ? 15 : 4));
+    ASSERT_EQ(found.parts[i].nested, i > 0);
+    ASSERT_EQ(found.parts[i].depth, static_cast<int64_t>(i + 1));
+  }
+  EXPECT_LT(seconds, 3);
+}
+
+TEST(References, AreNestedAsDeepAsIsAllowedInLinearTime) {
+  expect_nested(5, true);
+  expect_nested(5, false);
+  expect_nested(400'000, true);
+  expect_nested(400'000, false);
+}
+
 TEST(References, NeedTheirLanguage) {
   EXPECT_EQ(parse(U"第三点", Lang::en), "");
   EXPECT_EQ(parse(U"the third point", Lang::zh), "");
@@ -276,10 +332,18 @@ TEST(References, RefuseTablesThatDoNotFit) {
     change(t);
     EXPECT_THROW(Grammar(t, kAscii), ArgumentError);
   };
-  refused([](Tables& t) { t.classes.resize(257); });
+  refused([](Tables& t) {
+    while (t.classes.size() < 257) t.classes.push_back("class" + std::to_string(t.classes.size()));
+  });
+  refused([](Tables& t) { t.classes.push_back("the"); });
   refused([](Tables& t) { t.words.push_back({U"x", "none"}); });
   refused([](Tables& t) { t.words.push_back({U"x", "noun", {}, 3}); });
   refused([](Tables& t) { t.classes[0] = "known"; });
+  for (const int64_t number : {INT64_MIN, INT64_MAX, -kTooLarge - 1, kTooLarge + 1}) {
+    refused([=](Tables& t) { t.words.push_back({U"x", "ordinal", number}); });
+    refused([=](Tables& t) { t.forms[0].ordinal = number; });
+    refused([=](Tables& t) { t.forms[0].count = number; });
+  }
   Tables t = tables();
   t.forms[0].pattern = "<none>";
   EXPECT_THROW(Grammar(t, kAscii), PatternError);

@@ -13,6 +13,7 @@ from sic_kernels.references.grammar import LANGUAGES, Form, Tables
 from sic_kernels.references.numerals import CHINESE, TOO_LARGE
 from sic_kernels.references.parsing import with_antecedents
 
+QUOTES = '"“「《'  # one by itself is no title
 LONGEST_BEFORE = 6  # tokens that "vague before" describes
 LONGEST_GAP = 9  # tokens between two references that may be nested, and before or after one that belong to it
 RULES = ("inner first", "outer first", "outer first, other noun", "fronted", "vague before", "vague after", "lead")
@@ -72,7 +73,8 @@ class PlainGrammar:
         self.roles = {classes[name]: role for role, names in _ROLES.items() for name in names if name in classes}
         self.unknown = classes["unknown"]
         self.first = dict.fromkeys("0123456789０１２３４５６７８９", classes["digits"])
-        self.first |= dict.fromkeys(CHINESE, classes["numeral"]) | dict.fromkeys('"“「《', classes["title"])
+        self.first |= dict.fromkeys(CHINESE, classes["numeral"])
+        self.first |= dict.fromkeys(QUOTES, classes["title"])
         self.scanners = _scanners([word for word in tables.words if not word.isascii()])
         of = {lang: [(form, text) for language, form, text in tables.forms if language == lang] for lang in LANGUAGES}
         of["auto"] = [*of["en"], *of["zh"]]
@@ -95,7 +97,10 @@ class PlainGrammar:
 
     def tag(self, tokens):
         """One character for each token."""
-        return "".join([self.tags.get(t) or self.first.get(t[0], self.unknown) for t in tokens])
+        return "".join([self.tags.get(t) or self._first_of(t) for t in tokens])
+
+    def _first_of(self, token):
+        return self.unknown if token in QUOTES else self.first.get(token[0], self.unknown)
 
 
 def _trie(words: list[str]) -> str:

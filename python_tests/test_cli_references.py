@@ -31,10 +31,15 @@ def test_scores_add_up(capsys):
             assert sum(rows[name, language, "all"][part] for language in ("en", "zh")) == whole
     misses = sum(rows[name, "both", "all"]["cases"] - rows[name, "both", "all"]["exact"] for name in LISTS)
     assert len(result["failed"]) == misses
-    times = {(row["language"], row["has_reference"]): row for row in result["microseconds"]}
-    assert set(times) == {("en", False), ("en", True), ("zh", False), ("zh", True)}
+    times = {(row["language"], row["length"], row["has_reference"]): row for row in result["microseconds"]}
+    lengths = [("en", "any"), ("en", "55 to 70"), ("zh", "any"), ("zh", "25 to 35")]
+    assert set(times) == {(*key, found) for key in lengths for found in (False, True)}
     assert all(0 < row["median"] <= row["p95"] for row in times.values())
-    assert min(row["texts"] for row in times.values()) > 60
+    assert min(row["texts"] for row in times.values()) > 20
+    for (language, length, _), row in times.items():
+        least, most = _references_eval.LENGTHS[language]
+        assert least <= row["characters"] <= most if length != "any" else row["characters"] < least
+    assert result["long"] == []
     assert 0 < result["grammar_bytes"] < 50_000
 
 
@@ -53,7 +58,20 @@ def test_failed_cases_are_shown(monkeypatch, capsys):
 
 def test_other_options_are_refused(capsys):
     assert main(["eval", "references", "--context", "9"]) == 1
-    assert "eval references: options: got context, expected --json only" in capsys.readouterr().err
+    assert "eval references: options: got context, expected --json and --long only" in capsys.readouterr().err
+
+
+def test_long_texts(monkeypatch, capsys):
+    monkeypatch.setattr(_references_eval, "LONG_SIZES", (1000, 4000))
+    assert main(["eval", "references", "--long", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["long"]
+    assert len(rows) == 2 * len(_references_eval.LONG_PIECES)
+    assert all(row["milliseconds"] > 0 and 900 < row["characters"] <= 4000 for row in rows)
+    found = {(row["piece"], row["characters"]): row["references"] for row in rows}
+    assert found["point 1, ", 3996] == 444
+    assert found["(", 4000] == 0
+    assert main(["eval", "references", "--long"]) == 0
+    assert "time of parse of long texts" in capsys.readouterr().out
 
 
 def test_no_text_is_timed_twice(monkeypatch):

@@ -3,11 +3,16 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_references_parse import seconds
 
 import sic_kernels as sic
 from sic_kernels import ArgumentError
 from sic_kernels.references import Ambiguous, Outline, Resolved, Unresolved, outline, pages, parse, resolve
+from sic_kernels.references.counted import counted_lists
+from sic_kernels.references.grammar import shipped
+from sic_kernels.references.lines import Lines
 from sic_kernels.references.sentences import answers
 from sic_kernels.runtime import trace
 
@@ -59,6 +64,17 @@ def find(said, text, **kwargs):
     ("The first step was a. The second is b.\nThe last step is c.",
      ["The first step was a.", "The second is b.", "The last step is c."]),
     ("第一个原因是甲，第二个原因是乙。", ["第一个原因是甲，", "第二个原因是乙。"]),
+    ("第三，别忘了。The first reason is money. The second reason is time. ",
+     ["The first reason is money.", "The second reason is time."]),
+    ("第一个原因是钱。第二个原因是时间。The first reason is money. The second is time.",
+     ["第一个原因是钱。", "第二个原因是时间。", "The first reason is money.", "The second is time."]),
+    ("The first reason is a. 第一个原因是钱。The second reason is b. 第二个原因是时间。",
+     ["第一个原因是钱。The second reason is b.", "第二个原因是时间。"]),
+    ("The first reason is a. The second is b. The first step is c. The second is d.",
+     ["The first reason is a.", "The second is b.", "The first step is c.", "The second is d."]),
+    (f"The first reason is a.{' ' * 30}The second is b.", ["The first reason is a.", "The second is b."]),
+    ("The first reason is a:\n```\nx = 1\n```\nThe second is b.",
+     ["The first reason is a:\n```\nx = 1\n```", "The second is b."]),
     ("The second reason is a. The third reason is b.", []),
     ("The first reason is a. The second step is b.", []),
     ("The first time is a. The second time is b.", []),
@@ -326,24 +342,45 @@ PIECES = [
 ]
 
 
+COUNTED = [
+    "The first reason is ", "The second reason is ", "The second is ", "the third, ", "In the last case, ", "money. ",
+    "第一个原因是", "第二个原因是", "第二是", "第三，", "钱。", " ", "    ", "The first step was ",
+]  # fmt: skip
+
+
+def check_spans(text):
+    """Points of a list are not empty, disjoint and in their order."""
+    found = outline(text, [(i, i + 1) for i in range(len(text))])
+    assert found.length == len(text)
+    for listed in found.lists:
+        last = 0
+        for point in listed.points:
+            begin, end = point.span
+            assert last <= begin < end <= len(text)
+            assert point.tokens == point.span
+            assert not text[begin].isspace()
+            assert not text[end - 1].isspace()
+            last = end
+    return len(found.points)
+
+
 def test_any_text_has_spans_in_order_and_inside():
     drawn = random.Random(5)
-    seen = 0
-    for _ in range(400):
-        text = "".join(drawn.choices(PIECES, k=drawn.randrange(1, 30)))
-        found = outline(text, [(i, i + 1) for i in range(len(text))])
-        assert found.length == len(text)
-        for listed in found.lists:
-            last = -1
-            for point in listed.points:
-                begin, end = point.span
-                assert last <= begin < end <= len(text), text
-                assert point.tokens == point.span
-                assert not text[begin].isspace()
-                assert not text[end - 1].isspace()
-                last = end
-                seen += 1
-    assert seen > 1000
+    assert sum(check_spans("".join(drawn.choices(PIECES, k=drawn.randrange(1, 30)))) for _ in range(400)) > 500
+
+
+@given(pieces=st.lists(st.one_of(st.sampled_from(COUNTED), st.sampled_from(PIECES), st.text(max_size=3)), max_size=24))
+def test_any_mixture_has_spans_in_order_and_inside(pieces):
+    check_spans("".join(pieces))
+
+
+@given(pieces=st.lists(st.sampled_from(COUNTED), max_size=16))
+def test_lists_that_sentences_count_do_not_overlap(pieces):
+    text = "".join(pieces)
+    check_spans(text)
+    lists = counted_lists(text, shipped(), Lines(text), [])
+    bounds = [bound for draft in lists for mark in draft.marks for bound in (mark.begin, mark.end)]
+    assert bounds == sorted(bounds)
 
 
 HOSTILE = [
@@ -376,6 +413,17 @@ HOSTILE = [
 def test_time_is_linear_in_the_length(piece):
     short, long = (piece * (n // len(piece)) for n in (25_000, 100_000))
     assert seconds(outline, long) < 9 * max(seconds(outline, short), 2e-3)
+
+
+@pytest.mark.parametrize(
+    "piece", [*COUNTED[:3], "the ", "第", "第一一", f"The first {'a' * 1000} ", f"The {'a' * 9999} "]
+)
+def test_sentences_that_count_are_found_in_linear_time(piece):
+    def search(text):
+        return counted_lists(text, shipped(), Lines(text), [])
+
+    short, long = (piece * (n // len(piece)) for n in (100_000, 1_000_000))
+    assert seconds(search, long) < 25 * max(seconds(search, short), 2e-3)
 
 
 def test_deep_indentation_is_linear():

@@ -313,6 +313,17 @@ def test_a_file_adds_nouns_and_forms(tmp_path):
     assert references.resolve(only("the third amendment", grammar=more), found, grammar=more).point.ordinal == 3
 
 
+def test_a_file_adds_words_of_sentences_that_count(tmp_path):
+    file = tmp_path / "more.json"
+    file.write_text(json.dumps({"language": "en", "counted": {"verbs": ["remains"], "between": ["sad"]}}))
+    text = "The first sad reason remains a. The second remains b."
+    assert not references.outline(text).points
+    found = references.outline(text, grammar=references.load_grammar(file))
+    assert [point.ordinal for point in found.points] == [1, 2]
+    only_own = references.load_grammar(file, extend=False)
+    assert not references.outline("The first reason is a. The second is b.", grammar=only_own).points
+
+
 def test_a_grammar_of_its_own(tmp_path):
     file = tmp_path / "own.json"
     file.write_text(json.dumps({
@@ -388,6 +399,7 @@ def test_a_grammar_of_its_own(tmp_path):
         ({"language": "en", "anchors": ["nuon"]}, "anchors: got class 'nuon'"),
         ({"language": "en", "sequence": {"second": ["x"]}}, "sequence: got 'second', expected a number from 1 on"),
         ({"language": "en", "nested": {"inside": "<noun>"}}, "nested: got key 'inside'"),
+        ({"language": "en", "counted": {"verb": ["is"]}}, "counted: got key 'verb', expected before|between|verbs"),
     ],
 )
 def test_malformed_files_are_named_with_their_key(tmp_path, data, message):

@@ -11,6 +11,7 @@
 namespace sic::references {
 namespace {
 
+// references.h has what they mean.
 constexpr std::pair<const char*, Role> kRoles[] = {
     {"ordinal", Role::value}, {"cardinal", Role::value}, {"roman", Role::value},   {"back", Role::value},
     {"tens", Role::tens},     {"one", Role::one},        {"digits", Role::digits}, {"numeral", Role::numeral},
@@ -22,7 +23,10 @@ constexpr std::pair<const char*, Role> kRoles[] = {
 Classes classes_of(const std::vector<std::string>& names) {
   Check("Grammar").require(names.size() <= 256, "classes", std::to_string(names.size()), "at most 256");
   Classes classes;
-  for (size_t i = 0; i < names.size(); ++i) classes[names[i]] = static_cast<Tag>(i);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const bool is_new = classes.emplace(names[i], static_cast<Tag>(i)).second;
+    Check("Grammar").require(is_new, "classes", names[i] + " twice", "names that differ");
+  }
   return classes;
 }
 
@@ -32,9 +36,18 @@ Tag tag_of(const Classes& classes, const std::string& name) {
   return found->second;
 }
 
+// So that numbers can be added and counted from the end.
+std::optional<int64_t> checked(const char* arg, std::optional<int64_t> number) {
+  if (number && (*number < -kTooLarge || *number > kTooLarge)) {
+    Check("Grammar").fail(arg, "number " + std::to_string(*number), "-10^9 to 10^9");
+  }
+  return number;
+}
+
 Sentence cut(const Grammar::Compiled& grammar, const Text& text, const Text& low, Lang lang) {
-  if (low.size >= UINT32_MAX)
+  if (low.size >= UINT32_MAX) {
     Check("parse").fail("text", std::to_string(low.size) + " characters", "fewer than 2^32 - 1");
+  }
   Sentence sentence{grammar, text, low, {}, {}};
   const size_t likely = std::min<size_t>(low.size, 64);
   sentence.tokens.reserve(likely);
@@ -59,33 +72,39 @@ Grammar::Compiled::Compiled(const Tables& tables, const Characters& characters)
     Check("Grammar").require(word.noun >= -1 && word.noun < static_cast<int64_t>(generic.size()), "words",
                              "noun " + std::to_string(word.noun), "-1, or one of the nouns");
     word_tags.push_back(tag_of(classes, word.cls));
-    numbers.push_back(word.number.value_or(kTooLarge));
+    numbers.push_back(checked("words", word.number).value_or(kTooLarge));
     nouns.push_back(word.noun);
   }
   tags = {tag_of(classes, "unknown"), tag_of(classes, "digits"), tag_of(classes, "dotted"), tag_of(classes, "numeral"),
           tag_of(classes, "title")};
   cutter = std::make_unique<Cutter>(tables.words, word_tags, tags, characters);
-  for (const auto& [name, role] : kRoles)
+  for (const auto& [name, role] : kRoles) {
     if (const auto found = classes.find(name); found != classes.end()) roles[found->second] = role;
+  }
   but = named("but"), comma = named("comma"), stop = named("stop"), dotted = named("dotted");
   letters = named("letter") | named("a"), titles = named("title") | named("heading") | named("zheading");
 
   for (int lang = 0; lang < kLangs; ++lang) {
-    for (int i = 0; i < kRuleCount; ++i)
+    for (int i = 0; i < kRuleCount; ++i) {
       if (const auto& rule = tables.rules[lang][i]) rules[lang][i] = std::make_unique<Pattern>(*rule, classes);
-    for (int i = 0; i < kSetCount; ++i)
+    }
+    for (int i = 0; i < kSetCount; ++i) {
       for (const std::string& name : tables.sets[lang][i]) sets[lang][i].set(tag_of(classes, name));
+    }
     anchors[lang] = set(static_cast<Lang>(lang), Set::anchors);
     anchors[kLangs] |= anchors[lang];
-    for (const Form& form : tables.forms)
-      if (form.lang == static_cast<Lang>(lang))
-        forms.push_back(
-            {form.lang, form.means, Pattern(form.pattern, classes), form.ordinal, form.count, form.capital, form.rear});
+    for (const Form& form : tables.forms) {
+      if (form.lang != static_cast<Lang>(lang)) continue;
+      forms.push_back({form.lang, form.means, Pattern(form.pattern, classes), checked("forms", form.ordinal),
+                       checked("forms", form.count), form.capital, form.rear});
+    }
   }
-  for (uint32_t i = 0; i < forms.size(); ++i)
-    for (size_t tag = 0; tag < 256; ++tag)
-      if (forms[i].pattern.first()[tag])
-        for (const Lang lang : {forms[i].lang, Lang::both}) starting[static_cast<int>(lang)][tag].push_back(i);
+  for (uint32_t i = 0; i < forms.size(); ++i) {
+    for (size_t tag = 0; tag < 256; ++tag) {
+      if (!forms[i].pattern.first()[tag]) continue;
+      for (const Lang lang : {forms[i].lang, Lang::both}) starting[static_cast<int>(lang)][tag].push_back(i);
+    }
+  }
 }
 
 ClassSet Grammar::Compiled::named(const char* name) const {
@@ -126,8 +145,7 @@ References Grammar::parse(const Text& text, const Text& low, Lang lang, int dept
       const CompiledForm& form = compiled_->forms[i];
       end = matcher.match(form.pattern, all, at, Matcher::some);
       if (end == Matcher::kNone) continue;
-      Found one;
-      if (reader.read(form, at, end, &one)) nesting.add(one);
+      if (const auto found_here = reader.read(form, at, end)) nesting.add(*found_here);
       break;
     }
     at = end == Matcher::kNone ? at + 1 : end;
@@ -142,6 +160,7 @@ std::vector<Mention> Grammar::mentions(const Text& low) const {
   for (size_t i = 0; i < sentence.tokens.size(); ++i) {
     const int32_t word = sentence.tokens[i].word;
     const int32_t noun = word == kNoWord ? -1 : compiled_->nouns[static_cast<size_t>(word)];
+    // Rule::lead counts with numbers of any form, and its patterns have digits for them: "2.0 reasons".
     if (word == kNoWord && sentence.tags[i] == compiled_->tags.dotted) sentence.tags[i] = compiled_->tags.digits;
     found.push_back({noun, sentence.tags[i], false});
   }
@@ -165,7 +184,7 @@ std::string pattern_problem(const std::vector<std::string>& classes, const std::
   try {
     Pattern(pattern, classes_of(classes));
   } catch (const PatternError& error) {
-    return error.what();
+    return error.problem();
   }
   return "";
 }

@@ -8,7 +8,7 @@ int64_t Matcher::match(const Pattern& pattern, const Window& window, int64_t at,
   steps_ = 0, remembers_ = false;
   int64_t end = explore(search, from, goal);
   if (end == kTooLong) {
-    known_.clear();
+    forget();
     remembers_ = true;
     end = explore(search, from, goal);
   }
@@ -26,6 +26,15 @@ Matcher::Outcome Matcher::outcome(Choice from) {
   return Outcome::unknown;
 }
 
+// To clear a table takes as long as it has buckets, however few of them the next match fills.
+void Matcher::forget() {
+  if (known_.bucket_count() > kKeptBuckets) {
+    std::unordered_map<uint64_t, Outcome>().swap(known_);
+  } else {
+    known_.clear();
+  }
+}
+
 int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
   using In = Pattern::Instruction;
   const Pattern& pattern = search.pattern;
@@ -33,7 +42,7 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
   const size_t base = choices_.size(), begin = trail_.size();
   int64_t result = kNone;
   for (;;) {
-    if (!remembers_ && ++steps_ > kPlainSteps) {
+    if (++steps_ > kPlainSteps && !remembers_) {
       result = kTooLong;
       break;
     }
@@ -44,7 +53,8 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
       break;
     }
     bool failed = known == Outcome::fails;
-    if (!failed) switch (in.op) {
+    if (!failed) {
+      switch (in.op) {
         case In::take:
           failed = now.at >= window.end || !pattern.takes(in.other, window.tags[now.at]);
           now.instruction = in.next, ++now.at;
@@ -68,6 +78,7 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
           failed = (goal == some && now.at == search.start) || (goal == whole && now.at != window.end);
           if (!failed) result = now.at;
       }
+    }
     if (result != kNone) break;
     if (!failed) continue;
     if (choices_.size() == base) break;

@@ -46,8 +46,9 @@ Nesting::Order Nesting::order_of(const Found& left, const Found& right) {
   if (is_all(left.lang, Rule::inner_first, gap)) return Order::inner_first;
   if (is_all(left.lang, Rule::outer_first, gap)) return Order::outer_first;
   const bool others = left.part.noun >= 0 && right.part.noun >= 0 && left.part.noun != right.part.noun;
-  if (others && (is_all(left.lang, Rule::outer_first_other_noun, gap) || is_fronted(left, gap)))
+  if (others && (is_all(left.lang, Rule::outer_first_other_noun, gap) || is_fronted(left, gap))) {
     return Order::outer_first;
+  }
   return Order::apart;
 }
 
@@ -55,8 +56,9 @@ Nesting::Order Nesting::order_of(const Found& left, const Found& right) {
 bool Nesting::is_fronted(const Found& left, const Window& gap) {
   const auto& grammar = sentence_.grammar;
   if (gap.begin == gap.end || !grammar.comma[gap.tags[gap.begin]]) return false;
-  for (int64_t i = gap.begin; i < gap.end; ++i)
+  for (int64_t i = gap.begin; i < gap.end; ++i) {
     if (grammar.stop[gap.tags[i]]) return false;
+  }
   const int64_t begin = stretched(left.begin, left.end, left.lang).begin;
   return is_all(left.lang, Rule::fronted, {gap.tags, std::max<int64_t>(0, begin - 1), begin});
 }
@@ -74,8 +76,9 @@ bool Nesting::is_made_vague(const Found& first, const Found& last) {
   const Pattern* before = sentence_.grammar.rule(first.lang, Rule::vague_before);
   if (!before) return false;
   const Window until{all.tags, 0, first.begin};
-  for (int64_t at = std::max<int64_t>(0, first.begin - kLongestBefore); at < first.begin; ++at)
+  for (int64_t at = std::max<int64_t>(0, first.begin - kLongestBefore); at < first.begin; ++at) {
     if (matcher_.match(*before, until, at, Matcher::whole) != Matcher::kNone) return true;
+  }
   return false;
 }
 
@@ -99,11 +102,10 @@ void Nesting::add_one(Span span, Kind kind) {
 
 // From the outermost to the innermost: each link says on which side the inner one is.
 void Nesting::add_chain(Span span) {
-  std::vector<size_t> ordered{0};
-  for (size_t i = 1; i < chain_.size(); ++i) {
-    const auto left = std::find(ordered.begin(), ordered.end(), i - 1);
-    ordered.insert(orders_[i - 1] == Order::outer_first ? left + 1 : left, i);
-  }
+  std::vector<size_t> ordered(chain_.size());
+  size_t outer = 0, inner = chain_.size() - 1;  // each is outside of all that follow it, or inside
+  for (size_t i = 0; i < orders_.size(); ++i) ordered[orders_[i] == Order::outer_first ? outer++ : inner--] = i;
+  ordered[outer] = chain_.size() - 1;
   for (size_t i = 0; i < ordered.size(); ++i) {
     Part part = chain_[ordered[i]].part;
     part.nested = i > 0;

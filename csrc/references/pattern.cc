@@ -6,8 +6,10 @@
 #include "references/pattern_syntax.h"
 
 namespace sic::references {
+namespace {
 
 constexpr size_t kLongest = 1 << 20;  // instructions
+constexpr size_t kLongestShown = 80;  // characters of a pattern in a message
 
 // Writes instructions from the last to the first, so that each knows where it goes on.
 //
@@ -15,7 +17,8 @@ constexpr size_t kLongest = 1 << 20;  // instructions
 // follows is a pair, and a token taken is what leads from one side to the other.
 class Emitter {
  public:
-  explicit Emitter(Pattern& pattern) : pattern_(pattern) {}
+  Emitter(std::string_view text, std::vector<Pattern::Instruction>& code, std::vector<ClassSet>& sets)
+      : text_(text), code_(code), sets_(sets) {}
 
   struct Next {
     uint32_t still, moved;  // if nothing was taken since the innermost iteration began, and if something was
@@ -29,9 +32,9 @@ class Emitter {
 
  private:
   uint32_t add(const Pattern::Instruction& instruction) {
-    if (pattern_.code_.size() == kLongest) throw PatternError("too many repeats");
-    pattern_.code_.push_back(instruction);
-    return static_cast<uint32_t>(pattern_.code_.size() - 1);
+    if (code_.size() == kLongest) throw PatternError(text_, "too many repeats");
+    code_.push_back(instruction);
+    return static_cast<uint32_t>(code_.size() - 1);
   }
 
   uint32_t emit(const Node& node, Next next) {
@@ -61,10 +64,9 @@ class Emitter {
   }
 
   uint32_t emit_take(const Node& node, Next next) {
-    auto& sets = pattern_.sets_;
     uint32_t set = 0;
-    while (set < sets.size() && sets[set] != node.set) ++set;
-    if (set == sets.size()) sets.push_back(node.set);
+    while (set < sets_.size() && sets_[set] != node.set) ++set;
+    if (set == sets_.size()) sets_.push_back(node.set);
     return add({Pattern::Instruction::take, false, 0, next.moved, set});
   }
 
@@ -82,8 +84,9 @@ class Emitter {
 
   uint32_t emit_choice(const Node& node, Next next) {
     uint32_t entry = emit(node.parts.back(), next);
-    for (auto part = node.parts.rbegin() + 1; part != node.parts.rend(); ++part)
+    for (auto part = node.parts.rbegin() + 1; part != node.parts.rend(); ++part) {
       entry = split(emit(*part, next), entry);
+    }
     return entry;
   }
 
@@ -116,13 +119,22 @@ class Emitter {
     return add({Pattern::Instruction::look, node.negated, behind, next.still, entry});
   }
 
-  Pattern& pattern_;
+  std::string_view text_;
+  std::vector<Pattern::Instruction>& code_;
+  std::vector<ClassSet>& sets_;
   std::map<std::tuple<const Node*, uint32_t, uint32_t>, uint32_t> known_;
 };
 
+}  // namespace
+
+PatternError::PatternError(std::string_view pattern, const std::string& problem)
+    : ArgumentError("Grammar: pattern: got " + std::string(pattern.substr(0, kLongestShown)) +
+                    ", expected a pattern (" + problem + ")"),
+      problem_(problem) {}
+
 Pattern::Pattern(std::string_view text, const Classes& classes) {
   const Node tree = parse_pattern(text, classes);
-  entry_ = Emitter(*this).program(tree);
+  entry_ = Emitter(text, code_, sets_).program(tree);
   // What an instruction goes on with lies before it, so one pass knows all.
   const ClassSet none, all = ~none;
   std::vector<ClassSet> main(code_.size()), ahead(code_.size());  // a program that ends takes nothing; a look may

@@ -6,11 +6,12 @@
 #include <bitset>
 #include <cstdint>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "core/check.h"
 
 namespace sic::references {
 
@@ -18,9 +19,14 @@ using Tag = uint8_t;  // a class
 using ClassSet = std::bitset<256>;
 using Classes = std::map<std::string, Tag, std::less<>>;
 
-class PatternError : public std::invalid_argument {
+// Grammar: pattern: got <a, expected a pattern (a < without its >)
+class PatternError : public ArgumentError {
  public:
-  using std::invalid_argument::invalid_argument;
+  PatternError(std::string_view pattern, const std::string& problem);
+  const std::string& problem() const { return problem_; }
+
+ private:
+  std::string problem_;
 };
 
 // A pattern as a program without loops: repeats are written out, for what a grammar accepts repeats a few times.
@@ -38,13 +44,12 @@ class Pattern {
 
   uint32_t entry() const { return entry_; }
   const Instruction& at(uint32_t i) const { return code_[i]; }
+  size_t size() const { return code_.size(); }
   bool takes(uint32_t set, Tag tag) const { return sets_[set][tag]; }
   // The classes that a match of at least one token can begin with.
   const ClassSet& first() const { return first_; }
 
  private:
-  friend class Emitter;
-
   std::vector<Instruction> code_;  // what follows an instruction is before it
   std::vector<ClassSet> sets_;
   uint32_t entry_ = 0;
@@ -68,10 +73,13 @@ class Matcher {
 
   // Where the match that begins at `at` ends; kNone if there is none.
   int64_t match(const Pattern& pattern, const Window& window, int64_t at, Goal goal);
+  // That the last match took.
+  int64_t steps() const { return steps_; }
 
  private:
   static constexpr int64_t kTooLong = -2;
-  static constexpr int kPlainSteps = 512;
+  static constexpr int64_t kPlainSteps = 512;
+  static constexpr size_t kKeptBuckets = 1 << 12;
 
   enum class Outcome : uint8_t { unknown, fails, ends };
 
@@ -88,12 +96,13 @@ class Matcher {
   int64_t explore(const Search& search, Choice from, Goal goal);
   int64_t look(const Search& search, const Pattern::Instruction& instruction, int64_t at);
   Outcome outcome(Choice from);
+  void forget();
 
   std::vector<Choice> choices_;
   std::unordered_map<uint64_t, Outcome> known_;  // by instruction and token
   std::vector<uint64_t> trail_;                  // of these, where what is tried has come along
   bool remembers_ = false;
-  int steps_ = 0;
+  int64_t steps_ = 0;
 };
 
 }  // namespace sic::references

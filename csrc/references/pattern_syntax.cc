@@ -16,11 +16,13 @@ class Parser {
 
   Node whole() {
     Node node = choice(0);
-    if (at_ < text_.size()) throw PatternError("a ) without its (");
+    if (at_ < text_.size()) fail("a ) without its (");
     return node;
   }
 
  private:
+  [[noreturn]] void fail(const std::string& problem) const { throw PatternError(text_, problem); }
+
   bool accept(std::string_view token) {
     while (at_ < text_.size() && is_blank(text_[at_])) ++at_;
     if (text_.substr(at_, token.size()) != token) return false;
@@ -34,10 +36,11 @@ class Parser {
   }
 
   Node choice(int depth) {
-    if (depth > kDeepest) throw PatternError("more than " + std::to_string(kDeepest) + " groups in one another");
+    if (depth > kDeepest) fail("more than " + std::to_string(kDeepest) + " groups in one another");
     Node node{Node::choice};
-    do node.parts.push_back(sequence(depth));
-    while (accept("|"));
+    do {
+      node.parts.push_back(sequence(depth));
+    } while (accept("|"));
     node.narrowest = kWidest;
     for (const Node& part : node.parts) {
       node.narrowest = std::min(node.narrowest, part.narrowest);
@@ -67,14 +70,14 @@ class Parser {
 
   int digit(std::string_view behind) {
     const char c = at_ < text_.size() ? text_[at_++] : ' ';
-    if (c < '0' || c > '9' || !accept(behind)) throw PatternError("a { without m,n}");
+    if (c < '0' || c > '9' || !accept(behind)) fail("a { without m,n}");
     return c - '0';
   }
 
   void add_repeat(Node& sequence, int least, int most) {
-    if (sequence.parts.empty() || sequence.parts.back().kind == Node::end) throw PatternError("nothing to repeat");
-    if (sequence.parts.back().kind == Node::repeat) throw PatternError("a repeat of a repeat, without a group");
-    if (least > most) throw PatternError("{m,n} with m above n");
+    if (sequence.parts.empty() || sequence.parts.back().kind == Node::end) fail("nothing to repeat");
+    if (sequence.parts.back().kind == Node::repeat) fail("a repeat of a repeat, without a group");
+    if (least > most) fail("{m,n} with m above n");
     Node node{Node::repeat};
     node.least = least, node.most = most;
     node.lazy = accept("?");
@@ -87,12 +90,13 @@ class Parser {
   Node item(int depth) {
     if (accept("<")) return one_of();
     if (accept("$")) return {Node::end};
-    for (const bool behind : {false, true})
+    for (const bool behind : {false, true}) {
       for (const bool negated : {false, true}) {
         const std::string open = std::string("(?") + (behind ? "<" : "") + (negated ? "!" : "=");
         if (accept(open)) return look(depth, behind, negated);
       }
-    if (!accept("(")) throw PatternError("a character that is no part of a pattern");
+    }
+    if (!accept("(")) fail("a character that is no part of a pattern");
     Node group{Node::sequence};  // not what is in it: it may be repeated again
     group.parts.push_back(closed(depth));
     group.narrowest = group.parts[0].narrowest, group.widest = group.parts[0].widest;
@@ -101,7 +105,7 @@ class Parser {
 
   Node closed(int depth) {
     Node node = choice(depth + 1);
-    if (!accept(")")) throw PatternError("a ( without its )");
+    if (!accept(")")) fail("a ( without its )");
     return node;
   }
 
@@ -109,9 +113,10 @@ class Parser {
     Node node{Node::look};
     node.behind = behind, node.negated = negated;
     node.parts.push_back(closed(depth));
-    if (behind && node.parts[0].narrowest != node.parts[0].widest)
-      throw PatternError("look-behind requires a fixed number of tokens");
-    if (behind && node.parts[0].widest > UINT16_MAX) throw PatternError("look-behind is too wide");
+    if (behind && node.parts[0].narrowest != node.parts[0].widest) {
+      fail("look-behind requires a fixed number of tokens");
+    }
+    if (behind && node.parts[0].widest > UINT16_MAX) fail("look-behind is too wide");
     return node;
   }
 
@@ -122,11 +127,11 @@ class Parser {
     while (at_ <= close) {
       const size_t stop = std::min(text_.find('|', at_), close);
       const auto found = classes_.find(text_.substr(at_, stop - at_));
-      if (found == classes_.end()) throw PatternError("class " + std::string(text_.substr(at_, stop - at_)));
+      if (found == classes_.end()) fail("class " + std::string(text_.substr(at_, stop - at_)));
       node.set.set(found->second);
       at_ = stop + 1;
     }
-    if (close == text_.size()) throw PatternError("a < without its >");
+    if (close == text_.size()) fail("a < without its >");
     return node;
   }
 

@@ -14,10 +14,10 @@ bool is_quote(char32_t c) {
 
 }  // namespace
 
-bool Reader::read(const CompiledForm& form, int64_t begin, int64_t end, Found* found) {
-  if (form.means == Meaning::nothing) return false;
+std::optional<Found> Reader::read(const CompiledForm& form, int64_t begin, int64_t end) {
+  if (form.means == Meaning::nothing) return std::nullopt;
   const Span span = sentence_.span(begin, end);
-  if (form.capital && !is_numero(span.begin)) return false;
+  if (form.capital && !is_numero(span.begin)) return std::nullopt;
   begin_ = begin, end_ = end;
   Part part{span, Kind::vague};
   part.noun = noun();
@@ -51,8 +51,7 @@ bool Reader::read(const CompiledForm& form, int64_t begin, int64_t end, Found* f
     case Meaning::vague:
       break;
   }
-  *found = {begin, end, form.lang, part};
-  return true;
+  return Found{begin, end, form.lang, part};
 }
 
 // "No." with its capital, and not because a sentence begins.
@@ -133,9 +132,10 @@ void Reader::set_range(Part& part, Range range) {
 
 void Reader::read_list(Part& part) {
   read_numbers();
-  for (size_t i = 1; i < numbers_.size(); ++i)
+  for (size_t i = 1; i < numbers_.size(); ++i) {
     if (numbers_[i - 1].ranged && numbers_[i].ranged) return;  // "2 to the second to last"
-  if (numbers_.empty()) return;                                // a form of a file may match without a number
+  }
+  if (numbers_.empty()) return;  // a form of a file may match without a number
   for (const auto& [value, ranged] : numbers_) {
     if (!part.range_count) {
       set_range(part, {value, value});

@@ -9,8 +9,8 @@ class Reader {
   // Ranges and labels go to `out`.
   Reader(const Sentence& sentence, References& out) : sentence_(sentence), out_(out) {}
 
-  // Tokens [begin, end), which `form` matched; false where they say nothing.
-  bool read(const CompiledForm& form, int64_t begin, int64_t end, Found* found);
+  // What tokens [begin, end) say, which `form` matched.
+  std::optional<Found> read(const CompiledForm& form, int64_t begin, int64_t end);
 
  private:
   struct Number {

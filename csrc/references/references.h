@@ -6,6 +6,7 @@
 // Time and memory are linear in the length of the text, whatever the text and the patterns are.
 #pragma once
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +18,8 @@ namespace sic::references {
 
 enum class Lang : uint8_t { en, zh, both };  // both: the forms of en, then those of zh
 constexpr int kLangs = 2;
-constexpr const char* kLangNames[] = {"en", "zh"};
+inline constexpr const char* kLangNames[] = {"en", "zh"};
+static_assert(std::size(kLangNames) == kLangs && kLangs == static_cast<int>(Lang::both));
 
 // The grammars that a text in lower case can need: that of en unless it has Chinese letters and no Latin ones, that of
 // zh where it has other than ASCII characters.
@@ -25,8 +27,9 @@ Lang lang_of(const Text& low);
 
 // How the numbers of a form are read. By name: kMeanings.
 enum class Meaning : uint8_t { nothing, vague, list, from_end, first, last, all, label, letter, title };
-constexpr const char* kMeanings[] = {"nothing", "vague", "list",  "from end", "first",
-                                     "last",    "all",   "label", "letter",   "title"};
+inline constexpr const char* kMeanings[] = {"nothing", "vague", "list",  "from end", "first",
+                                            "last",    "all",   "label", "letter",   "title"};
+static_assert(std::size(kMeanings) == static_cast<size_t>(Meaning::title) + 1);
 
 // Patterns for what is around and between references. By name: kRules.
 enum class Rule : uint8_t {
@@ -38,20 +41,22 @@ enum class Rule : uint8_t {
   vague_after,
   lead
 };
-constexpr const char* kRules[] = {"inner first", "outer first", "outer first, other noun", "fronted", "vague before",
-                                  "vague after", "lead"};
-constexpr int kRuleCount = 7;
+inline constexpr const char* kRules[] = {
+    "inner first", "outer first", "outer first, other noun", "fronted", "vague before", "vague after", "lead"};
+constexpr int kRuleCount = static_cast<int>(std::size(kRules));
+static_assert(kRuleCount == static_cast<int>(Rule::lead) + 1);
 
 // Sets of classes. By name: kSets.
 enum class Set : uint8_t { anchors, before, after };
-constexpr const char* kSets[] = {"anchors", "before", "after"};
-constexpr int kSetCount = 3;
+inline constexpr const char* kSets[] = {"anchors", "before", "after"};
+constexpr int kSetCount = static_cast<int>(std::size(kSets));
+static_assert(kSetCount == static_cast<int>(Set::after) + 1);
 
 struct Word {
   std::u32string text;  // in lower case
   std::string cls;
-  std::optional<int64_t> number{};
-  int32_t noun = -1;  // which of the nouns it stands for; -1: none
+  std::optional<int64_t> number{};  // at most 10^9 (kTooLarge) from 0, as all numbers of tables
+  int32_t noun = -1;                // which of the nouns it stands for; -1: none
 };
 
 struct Form {
@@ -63,10 +68,23 @@ struct Form {
   bool rear = false;                          // counts what is behind a place, so one is not "the last"
 };
 
-// What a grammar is made of. Classes without words are filled by what cuts the text, by their names: unknown, digits,
-// dotted, numeral, title. Of equal words the first counts; of the forms, too.
+// What a grammar is made of. Of equal words the first counts; of the forms, too.
+//
+// Some classes mean something by their names. Those of the first line must be there, the others may:
+//   unknown digits dotted numeral title   what cuts the text fills them (4.2 is dotted, 十二 a numeral)
+//   ordinal cardinal roman back           words with numbers
+//   tens                                  as well; a number below ten that follows is added: twenty-first
+//   one                                   as well, if tens or a class of the next line are before it: point one
+//   noun nouns znoun number but           see one
+//   last zlast                            the number -1
+//   to dash zto                           between two numbers: a range
+//   but                                   in Meaning::from_end: one place more, "the last but one"
+//   dotted                                labels of Meaning::label
+//   letter a                              labels of Meaning::letter
+//   title heading zheading                labels of Meaning::title
+//   comma stop                            Rule::fronted: a comma behind the outer reference, no stop before the inner
 struct Tables {
-  std::vector<std::string> classes;  // at most 256
+  std::vector<std::string> classes;  // at most 256, no two alike
   std::vector<Word> words;
   std::vector<bool> generic;  // by noun: fits any list
   std::vector<Form> forms;
@@ -80,7 +98,8 @@ struct Span {
 };
 
 enum class Kind : uint8_t { ordinal, cardinal, named, vague, too_deep };
-constexpr const char* kKinds[] = {"ordinal", "cardinal", "named", "vague", "too deep"};
+inline constexpr const char* kKinds[] = {"ordinal", "cardinal", "named", "vague", "too deep"};
+static_assert(std::size(kKinds) == static_cast<size_t>(Kind::too_deep) + 1);
 
 struct Range {
   int64_t first, last;  // ordinals, both included; negative: from the end

@@ -70,8 +70,9 @@ Words::Words(const std::vector<Word>& words) {
 bool Words::matches(int32_t word, const Text& low, size_t at) const {
   const std::u32string& text = texts_[static_cast<size_t>(word)];
   if (low.size - at < text.size()) return false;
-  for (size_t i = 0; i < text.size(); ++i)
+  for (size_t i = 0; i < text.size(); ++i) {
     if (low[at + i] != text[i]) return false;
+  }
   return true;
 }
 
@@ -80,16 +81,18 @@ int32_t Words::find(const Text& low, size_t begin, size_t end) const {
   uint64_t hash = kHashStart;
   for (size_t i = begin; i < end; ++i) hash = (hash ^ low[i]) * kHashFactor;
   const size_t mask = slots_.size() - 1;
-  for (size_t slot = spread(hash) & mask; slots_[slot] != kNoWord; slot = (slot + 1) & mask)
+  for (size_t slot = spread(hash) & mask; slots_[slot] != kNoWord; slot = (slot + 1) & mask) {
     if (length(slots_[slot]) == end - begin && matches(slots_[slot], low, begin)) return slots_[slot];
+  }
   return kNoWord;
 }
 
 int32_t Words::longest(const Text& low, size_t at) const {
   const Group* group = group_of(low[at]);
-  if (group)
-    for (const int32_t word : group->words)
-      if (matches(word, low, at)) return word;
+  if (!group) return kNoWord;
+  for (const int32_t word : group->words) {
+    if (matches(word, low, at)) return word;
+  }
   return kNoWord;
 }
 
@@ -133,11 +136,13 @@ Cutter::Piece Cutter::piece_at(const Text& low, size_t at, bool chinese) const {
     return end;
   };
   if (chinese && in_no_word(c)) return {while_it_is([this](char32_t d) { return in_no_word(d); }), kNoWord};
-  if (closing(c))
-    if (const size_t end = title_end(low, at); end > at) return {end, kNotLookedUp};
+  if (closing(c)) {
+    if (const size_t end = title_end(low, at); end > at) return {end, kNotLookedUp, false, true};
+  }
   if (chinese) {
-    if (words_.begins(c))
+    if (words_.begins(c)) {
       if (const int32_t word = words_.longest(low, at); word != kNoWord) return {at + words_.length(word), word};
+    }
     if (is_chinese_digit(c)) return {while_it_is(is_chinese_digit), kNotLookedUp};
   }
   if (is_letter(c)) return {while_it_is(is_letter), kNotLookedUp};
@@ -155,7 +160,9 @@ bool Cutter::in_no_word(char32_t c) const {
 size_t Cutter::title_end(const Text& low, size_t at) const {
   const char32_t close = closing(low[at]);
   size_t end = at + 1;
-  while (end < low.size && end - at <= kLongestTitle && low[end] != close && low[end] != '\n') ++end;
+  while (end < low.size && end - at <= kLongestTitle && low[end] != close && low[end] != '\n') {
+    ++end;
+  }
   return end < low.size && low[end] == close && end > at + 1 ? end + 1 : at;
 }
 
@@ -166,8 +173,9 @@ Cutter::Piece Cutter::number_at(const Text& low, size_t at) const {
   bool dotted = false;
   for (int dots = 0; dots < 3 && end < low.size && low[end] == '.' && is_ascii_digit(end + 1); ++dots) {
     dotted = true;
-    while (is_ascii_digit(++end)) {
-    }
+    do {
+      ++end;
+    } while (is_ascii_digit(end));
   }
   return {end, kNotLookedUp, dotted};
 }
@@ -181,7 +189,7 @@ Tag Cutter::tag_of(const Piece& piece, char32_t first) const {
   if (piece.word != kNoWord) return word_tags_[static_cast<size_t>(piece.word)];
   if (digit_of(first) >= 0) return piece.dotted ? tags_.dotted : tags_.digits;
   if (is_chinese_digit(first)) return tags_.numeral;
-  return closing(first) ? tags_.title : tags_.unknown;
+  return piece.title ? tags_.title : tags_.unknown;
 }
 
 }  // namespace sic::references

@@ -62,7 +62,8 @@ class Cutter {
   struct Piece {
     size_t end;
     int32_t word;
-    bool dotted = false;
+    bool dotted = false;  // a number with dots
+    bool title = false;   // in quotation marks
   };
   Piece piece_at(const Text& low, size_t at, bool chinese) const;
   Piece number_at(const Text& low, size_t at) const;

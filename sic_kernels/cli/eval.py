@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "method",
         choices=[*METHODS, "ragged", "references"],
-        help="what to measure; ragged takes --model and --json only, references --json only",
+        help="what to measure; ragged takes --model and --json only, references --json and --long only",
     )
     add_model_arguments(parser, "tokens in all, the scored ones last")
     parser.add_argument("--text", dest="texts", action="append",
@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--probes", type=Path, help="head: file that train-probe wrote, to show its tables as well")
     parser.add_argument(
         "--answers", type=count(0), default=12, help="head: instructions answered with prompt lookup (default: 12)"
+    )
+    parser.add_argument(
+        "--long", action="store_true", help="references: the time of texts of up to ten million characters"
     )
     parser.add_argument(
         "--fast", action="store_true", help="512 scored tokens (head: 64), no needles: a smoke test, not a measurement"
@@ -92,8 +95,8 @@ def _run_references(args: argparse.Namespace) -> int:
     """References in sentences by hand; see `_references_eval` for the method."""
     from . import _references_eval
 
-    _refuse_other_options(args, "method", "json")
-    result = _references_eval.measure()
+    _refuse_other_options(args, "method", "json", "long")
+    result = _references_eval.measure(args.long)
     if args.json:
         print(json.dumps(result, indent=1, ensure_ascii=False))
     else:

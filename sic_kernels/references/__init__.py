@@ -11,9 +11,10 @@ and never guessed, and so is what fits two points alike. No tensors, no model; `
 
 from .grammar import Grammar, load_grammar
 from .outlining import outline
-from .parsing import Reference, parse
+from .parsing import parse
 from .points import Outline, Point, PointList
 from .resolving import Ambiguous, Resolved, Unresolved, pages, resolve
+from .types import Reference
 
 __all__ = [
     "Ambiguous",

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import functools
+import heapq
+import itertools
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import numerals
-from .grammar import Grammar
-from .lines import Lines
+from .grammar import COUNTED, Grammar
+from .lines import Lines, trimmed
 from .points import Draft, Mark
+from .sequences import any_of
 
-VERB = "(?:is|was|has|would|comes|came|lies|lay|concerns|involves)"
-ENGLISH = re.compile(
-    r"(?a:(?:In |For )?\b[Tt]he (?P<word>[a-z]+|[0-9]{1,2}(?=st|nd|rd|th))(?:st|nd|rd|th)?(?: (?:main|major|key|big))?"
-    rf"(?: (?P<noun>(?!{VERB}\b)[a-z]+))?(?= {VERB}\b|[,:]))"
-)
-CHINESE = re.compile(
-    rf"第(?P<word>[0-9]{{1,2}}|[{numerals.CHINESE}]{{1,3}})[个种大类]?(?P<noun>[\u4e00-\u9fff]{{1,4}}?)?(?=是|就是|在于|：|，)"
-)
 SENTENCE_ENDS = ".!?:;。！？：；，\n*"
-LAST = ("last", "final")
-LONGEST_SPACE = 8  # characters between a sentence and the end of the one before it
+LONGEST_SPACE = 8  # characters before a sentence in which the end of the one before it is looked for
 
 
 class _Marker(NamedTuple):
@@ -32,10 +28,11 @@ class _Marker(NamedTuple):
     content: int
     ordinal: int | None
     noun: str | None
+    style: str
 
 
 def counted_lists(text: str, grammar: Grammar, lines: Lines, others: Iterable[Draft]) -> list[Draft]:
-    """Enumerations of at least two points, from the first on, of one noun and in one section.
+    """Enumerations of at least two points, from the first on, of one noun, in one language and in one section.
 
     others: the lists that are marked as such. In their sections such sentences speak of their points.
     """
@@ -48,36 +45,60 @@ def counted_lists(text: str, grammar: Grammar, lines: Lines, others: Iterable[Dr
             continue
         mark = Mark(marker.begin, marker.content, _block_end(lines, marker.content), marker.ordinal)
         if marker.ordinal == 1 and marker.noun is not None:
-            drafts.append(Draft("counted"))
+            drafts.append(Draft(marker.style))
             drafts[-1].nouns.add(marker.noun)
             drafts[-1].marks.append(mark)
             section = at
         elif drafts and at == section and _goes_on(drafts[-1], marker):
             mark.ordinal = len(drafts[-1].marks) + 1
-            space = text[max(0, marker.begin - LONGEST_SPACE) : marker.begin]
-            drafts[-1].last.end = marker.begin - len(space) + len(space.rstrip())
+            drafts[-1].last.end = trimmed(lines.text, marker.begin)
             drafts[-1].marks.append(mark)
-    return [draft for draft in drafts if len(draft.marks) > 1]
+    found = [draft for draft in drafts if len(draft.marks) > 1]
+    for draft, following in itertools.pairwise(found):
+        draft.last.end = min(draft.last.end, trimmed(lines.text, following.marks[0].begin))
+    return found
 
 
 def _goes_on(draft: Draft, marker: _Marker) -> bool:
-    return marker.ordinal in (None, len(draft.marks) + 1) and (marker.noun is None or marker.noun in draft.nouns)
+    counts = marker.style == draft.style and marker.ordinal in (None, len(draft.marks) + 1)
+    return counts and (marker.noun is None or marker.noun in draft.nouns)
 
 
 def _markers(text: str, grammar: Grammar) -> Iterator[_Marker]:
-    for pattern in (ENGLISH, CHINESE):
-        for found in pattern.finditer(text):
-            begin, noun, ordinal = found.start(), found["noun"], _ordinal(found["word"], grammar)
-            before = text[max(0, begin - LONGEST_SPACE) : begin].rstrip(" \t\u3000")
-            name = grammar.values.get(noun) if noun else None
-            known = isinstance(name, str) or not noun
-            if ordinal != 0 and known and (not before or before[-1] in SENTENCE_ENDS):
-                yield _Marker(begin, found.end(), ordinal, name)
+    """Of both languages, in the order of the text."""
+    found = (_markers_of(style, pattern, text, grammar) for style, pattern in _patterns(grammar).items())
+    return heapq.merge(*found, key=operator.attrgetter("begin"))
+
+
+def _markers_of(style: str, pattern: re.Pattern[str], text: str, grammar: Grammar) -> Iterator[_Marker]:
+    for found in pattern.finditer(text):
+        begin, noun, ordinal = found.start(), found["noun"], _ordinal(found["word"], grammar)
+        before = text[max(0, begin - LONGEST_SPACE) : begin].rstrip(" \t\u3000")
+        name = grammar.values.get(noun) if noun else None
+        known = isinstance(name, str) or not noun
+        if ordinal != 0 and known and (not before or before[-1] in SENTENCE_ENDS):
+            yield _Marker(begin, found.end(), ordinal, name, style)
+
+
+@functools.lru_cache(maxsize=4)
+def _patterns(grammar: Grammar) -> dict[str, re.Pattern[str]]:
+    """A sentence's first words, by style. Runs of letters are bounded: no text makes a search take long."""
+    before, between, verbs = (f"(?:{any_of(grammar.counted['en', name])})" for name in COUNTED)
+    measures, copulas = (f"(?:{any_of(grammar.counted['zh', name])})" for name in COUNTED[1:])
+    english = (
+        rf"(?a:(?:{before} )?\b[Tt]he (?P<word>[a-z]{{1,32}}|[0-9]{{1,2}}(?=st|nd|rd|th))(?:st|nd|rd|th)?(?: {between})?"
+        rf"(?: (?P<noun>(?!{verbs}\b)[a-z]{{1,32}}))?(?= {verbs}\b|[,:]))"
+    )
+    chinese = (
+        rf"第(?P<word>[0-9]{{1,2}}|[{numerals.CHINESE}]{{1,3}}){measures}?(?P<noun>[\u4e00-\u9fff]{{1,4}}?)?"
+        rf"(?={copulas}|：|，)"
+    )
+    return {"counted": re.compile(english), "counted_chinese": re.compile(chinese)}
 
 
 def _ordinal(word: str, grammar: Grammar) -> int | None:
     """None for the last; 0 for a word that is no number."""
-    if word in LAST:
+    if grammar.classes.get(word) == "last":
         return None
     if word[0].isdecimal():
         return numerals.of_digits(word)

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ..runtime import native
-from ..runtime.arguments import file_path, flag
 from ..runtime.errors import ArgumentError
+from ..runtime.values import file_path, flag
 from . import numerals
+from .types import Reference
 
 SHIPPED = tuple(Path(__file__).parent / "data" / f"{name}.json" for name in ("en", "zh"))
 LANGUAGES = ("en", "zh")
@@ -31,15 +32,18 @@ MOST_REPEATS = 8  # of a part of a form: keeps every form bounded
 MOST_REPEATED, MOST_OPTIONAL, MOST_CHARACTERS = 28, 16, 1 << 14
 _REPEATS, _OPTIONAL = re.compile(r",(\d)\}"), re.compile(r"(?<!\()\?")
 MOST_CLASSES = 256
+MOST_NESTED = 8  # parts in one another
 
 # Classes that need no words: what cuts the text fills them, or the numbers do.
 _BUILT_IN = ("unknown", "digits", "dotted", "numeral", "title", "letter", "roman", "cardinal", "ordinal", "tens", "one")
 _NUMBERS = {"ordinal", "cardinal", "roman", "back", "tens", "one"}  # classes whose words are read as numbers
 _SPELT = {"digits", "numeral"}  # classes whose characters are read as numbers, so they have no words
 _FORM_KEYS = {"means", "pattern", "starts", "ordinal", "count", "capital", "rear"}
-_NESTED = ("inner first", "outer first", "outer first, other noun", "fronted")
-_SINGLE = ("vague before", "vague after", "lead")
-_SETS = ("anchors", "before", "after")  # of classes
+NESTED = ("inner first", "outer first", "outer first, other noun", "fronted")
+SINGLE = ("vague before", "vague after", "lead")
+SETS = ("anchors", "before", "after")  # of classes
+_KEYS = {"language", "numbers", "nouns", "classes", "parts", "forms", "nested", "sequence", "counted", *SINGLE, *SETS}
+COUNTED = ("before", "between", "verbs")  # words around the number of a sentence that counts: counted.py
 _PATTERN = re.compile(r"<([a-z|]+)>|\[([a-z_]+)\]|\{(\d),(\d)\}|\(\?(?:[=!]|<=|<!)|[()|?$]|(\s+)")
 
 
@@ -73,6 +77,7 @@ class Tables(NamedTuple):
     rules: dict[tuple[str, str], str]  # (language, rule) -> what is around and between references
     sets: dict[tuple[str, str], list[str]]  # (language, set) -> classes
     sequence: dict[str, int | str]  # firstly -> 1, finally -> "last"
+    counted: dict[tuple[str, str], list[str]]  # (language, one of COUNTED) -> words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,13 +85,14 @@ class Grammar:
     """A grammar made ready: immutable, shared by threads. `load_grammar` makes it.
 
     nouns: by their canonical names.  classes: word -> class.  values: word -> number or canonical noun.
-    sequence: firstly -> 1, finally -> "last".
+    sequence: firstly -> 1, finally -> "last".  counted: (language, one of COUNTED) -> words.
     """
 
     nouns: Mapping[str, Noun]
     classes: Mapping[str, str]
     values: Mapping[str, Any]
     sequence: Mapping[str, int | str]
+    counted: Mapping[tuple[str, str], list[str]]
     native: Any  # what parses: _C.ReferenceGrammar
 
 
@@ -125,11 +131,12 @@ def _made_ready(tables: Tables) -> Grammar:
         classes={word: cls for word, (cls, _) in tables.words.items()},
         values={word: value for word, (_, value) in tables.words.items() if value is not None},
         sequence=tables.sequence,
+        counted=tables.counted,
         native=native.module().ReferenceGrammar(
             tables.classes, words, [(name, noun.generic) for name, noun in tables.nouns.items()],
             [(language, form.means, pattern, form.ordinal, form.count, form.capital, form.rear)
              for language, form, pattern in tables.forms],
-            tables.rules, tables.sets,
+            tables.rules, tables.sets, Reference,
         ),
     )  # fmt: skip
 
@@ -161,9 +168,9 @@ class _Builder:
         self.rules: dict[tuple[str, str], tuple[str, str]] = {}
         self.sets: dict[tuple[str, str], list[str]] = {}
         self.sequence: dict[str, int | str] = {}
+        self.counted: dict[tuple[str, str], list[str]] = {(lang, key): [] for lang in LANGUAGES for key in COUNTED}
         self.where = ""
         self.classes: list[str] = []
-        self._add_words("unknown", dict.fromkeys('"“「《'))  # a quotation mark by itself
         self._add_words("roman", {word: n for word, n in numerals.roman() if len(word) > 1})
 
     def add(self, path: Path) -> None:
@@ -172,15 +179,14 @@ class _Builder:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             self._refuse("file", str(error), "a readable JSON file in UTF-8")
-        known = {"language", "numbers", "nouns", "classes", "parts", "forms", "nested", "sequence", *_SINGLE, *_SETS}
-        self._check_keys("file", data, known)
+        self._check_keys("file", data, _KEYS)
         language = data.get("language")
         if language not in LANGUAGES:
             self._refuse("language", repr(language), "|".join(LANGUAGES))
         self._add_numbers(data.get("numbers", {}))
         for name, words in self._table(data, "classes").items():
             if isinstance(words, dict):
-                self._add_words(name, {w: self._integer(f"classes.{name}.{w}", n) for w, n in words.items()})
+                self._add_words(name, {w: self._number(f"classes.{name}.{w}", n, name) for w, n in words.items()})
             else:
                 self._add_words(name, dict.fromkeys(self._strings(f"classes.{name}", words)))
         for name, noun in self._table(data, "nouns").items():
@@ -189,13 +195,17 @@ class _Builder:
             self.parts[language][name] = self._string(f"parts.{name}", pattern)
         self._add_forms(language, data.get("forms", []))
         nested = self._table(data, "nested")
-        self._check_keys("nested", nested, set(_NESTED))
-        for name, pattern in [*nested.items(), *((key, data[key]) for key in _SINGLE if key in data)]:
+        self._check_keys("nested", nested, set(NESTED))
+        for name, pattern in [*nested.items(), *((key, data[key]) for key in SINGLE if key in data)]:
             self.rules[language, name] = (self.where, self._string(name, pattern))
         if data.get("forms") and "anchors" not in data:
             self._refuse("anchors", "none", "classes of which every form has one, as there are forms")
-        for name in _SETS:
+        for name in SETS:
             self.sets.setdefault((language, name), []).extend(self._strings(name, data.get(name, [])))
+        counted = self._table(data, "counted")
+        self._check_keys("counted", counted, set(COUNTED))
+        for name, words in counted.items():
+            self.counted[language, name] += self._strings(f"counted.{name}", words)
         for ordinal, words in self._table(data, "sequence").items():
             if ordinal not in ("next", "last") and not (ordinal.isdecimal() and len(ordinal) < 10 and int(ordinal)):
                 self._refuse("sequence", repr(ordinal[:20]), "a number from 1 on of at most nine digits, next or last")
@@ -217,7 +227,7 @@ class _Builder:
         }
         for (_, name), classes in self.sets.items():
             self._check_classes(name, classes)
-        return Tables(self.classes, self.words, self.nouns, forms, rules, self.sets, self.sequence)
+        return Tables(self.classes, self.words, self.nouns, forms, rules, self.sets, self.sequence, self.counted)
 
     def _form_pattern(self, language: str, source: _Source) -> str:
         pattern = self._expand(language, source.where, f"{source.key}.pattern", source.pattern)
@@ -230,16 +240,15 @@ class _Builder:
         if unknown:
             self._refuse(key, f"class {unknown[0]!r}", f"one of {', '.join(self.classes)}")
 
-    def _expand(self, language: str, where: str, key: str, pattern: str, depth: int = 0) -> str:
-        """A pattern with its parts put in."""
+    def _expand(self, language: str, where: str, key: str, pattern: str, inside: tuple[str, ...] = ()) -> str:
+        """A pattern with its parts put in. inside: the parts that it is in, the outermost first."""
         self.where = where
         out, size, at = [], 2, 0
         while at < len(pattern):
             found = _PATTERN.match(pattern, at)
-            if found is None or depth > 8:
-                self._refuse(
-                    key, repr(pattern[at : at + 20]), "<class>, [part], ( ), |, ?, {m,n}, (?= ), (?! ), (?<= ) or $"
-                )
+            if found is None:
+                expected = "<class>, [part], ( ), |, ?, {m,n}, (?= ), (?! ), (?<= ), (?<! ) or $"
+                self._refuse(key, repr(pattern[at : at + 20]), expected)
             names, part, _, most, space = found.groups()
             if names is not None:
                 self._check_classes(key, names.split("|"))
@@ -247,7 +256,13 @@ class _Builder:
                 parts = self.parts[language]
                 if part not in parts:
                     self._refuse(key, f"part {part!r}", f"one of {', '.join(sorted(parts))}")
-                out.append(self._expand(language, where, f"parts.{part}", parts[part], depth + 1))
+                if part in inside:
+                    self._refuse(key, f"part {part!r} inside of itself", "parts that do not contain one another")
+                if len(inside) == MOST_NESTED:
+                    self._refuse(
+                        key, f"part {part!r} inside of {', '.join(inside)}", f"parts at most {MOST_NESTED} deep"
+                    )
+                out.append(self._expand(language, where, f"parts.{part}", parts[part], (*inside, part)))
                 size += len(out[-1])
             elif most is not None and int(most) > MOST_REPEATS:
                 self._refuse(key, found[0], f"at most {MOST_REPEATS} repeats")
@@ -261,7 +276,7 @@ class _Builder:
         problem = native.module().reference_pattern_problem(self.classes, text)
         if problem:
             self._refuse(key, repr(pattern), f"a pattern ({problem})")
-        if depth == 0:
+        if not inside:
             self._check_choices(key, text)
         return text
 
@@ -306,7 +321,7 @@ class _Builder:
             if form.get("means") not in MEANINGS:
                 self._refuse(f"{key}.means", repr(form.get("means")), "|".join(MEANINGS))
             pattern = self._string(f"{key}.pattern", form.get("pattern"))
-            marks: dict[str, Any] = {n: self._integer(f"{key}.{n}", form[n]) for n in ("ordinal", "count") if n in form}
+            marks: dict[str, Any] = {n: self._number(f"{key}.{n}", form[n]) for n in ("ordinal", "count") if n in form}
             marks |= {n: self._flag(f"{key}.{n}", form[n]) for n in ("capital", "rear") if n in form}
             starts = self._string(f"{key}.starts", form.get("starts", ""))
             self.forms[language].append(_Source(Form(form["means"], **marks), self.where, key, pattern, starts))
@@ -344,11 +359,14 @@ class _Builder:
             self._refuse(key, repr(value), "a list of words")
         return value
 
-    def _integer(self, key: str, value: Any) -> int:
+    def _number(self, key: str, value: Any, cls: str = "") -> int:
+        """From 1 on; of words of `back` from -1 down: they count from the end."""
         if not isinstance(value, int) or isinstance(value, bool):
             self._refuse(key, repr(value), "an integer")
-        if abs(value) > numerals.TOO_LARGE:
+        if abs(value) >= numerals.TOO_LARGE:
             self._refuse(key, "one of ten digits or more", "an integer of at most nine")
+        if (value > -1) if cls == "back" else (value < 1):
+            self._refuse(key, str(value), "-1 or less, from the end" if cls == "back" else "1 or more")
         return value
 
     def _flag(self, key: str, value: Any) -> bool:

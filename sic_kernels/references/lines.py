@@ -116,7 +116,7 @@ class Lines:
         siblings = None
         while self._sections and self._sections[-1][0] >= level:
             depth, draft = self._sections.pop()
-            draft.last.end = _trimmed(self.text, line.begin)
+            draft.last.end = trimmed(self.text, line.begin)
             siblings = draft if depth == level else None
         if siblings is None:
             siblings = Draft(f"heading{level}", also=("section",))
@@ -139,7 +139,7 @@ class Lines:
             while self._open[-1] is not draft:
                 self._close()
             draft.loose |= draft.follow is not None
-            draft.last.end = max(draft.last.end, _trimmed(self.text, line.begin))
+            draft.last.end = max(draft.last.end, trimmed(self.text, line.begin))
             draft.interrupted, draft.follow = False, None
         else:
             self._leave(line, marker)
@@ -265,7 +265,7 @@ def _columns(space: str) -> int:
     return min(len(space.expandtabs(4)), DEEPEST_INDENT)
 
 
-def _trimmed(text: str, end: int) -> int:
+def trimmed(text: str, end: int) -> int:
     """The end of the last word before `end`."""
     while end > 0 and text[end - 1].isspace():
         end -= 1

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
+from ..runtime.values import integer
 from .counted import counted_lists
 from .grammar import Grammar
 from .lines import FENCES, Lines, title_number
@@ -97,7 +97,10 @@ class _Assembly:
             )
             for place, mark in enumerate(_numbered(draft), 1)
         )  # fmt: skip
-        span = (points[0].span[0], max(point.span[1] for point in points))
+        bounds = [bound for point in points for bound in point.span]
+        assert bounds == sorted(bounds), f"points of a {draft.style} list overlap: {bounds}"
+        assert all(begin < end for begin, end in (point.span for point in points)), f"a point of {draft.style} is empty"
+        span = (bounds[0], bounds[-1])
         return PointList(points, span, frozenset(draft.nouns), frozenset(draft.also), draft.structural)
 
     def _title(self, draft: Draft, mark: Mark) -> str:

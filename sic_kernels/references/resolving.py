@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..runtime import metrics, trace
-from ..runtime.arguments import integer
 from ..runtime.errors import ArgumentError
+from ..runtime.values import integer
 from .grammar import Grammar, Noun
-from .parsing import Reference, checked_grammar
+from .parsing import checked_grammar
 from .points import Outline, Point, PointList, Span
+from .types import Reference
 
 
 class Resolved(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from . import numerals
@@ -41,8 +42,8 @@ def named_pattern(grammar: Grammar) -> re.Pattern[str]:
 
     Case is ignored for ASCII letters only: else "ſ" matched "s", whose lower case is no word.
     """
-    units, latin = _any(_nouns(grammar, "zcounter", "zpoint", "znoun")), _any(_nouns(grammar, "noun"))
-    chinese = _any(_nouns(grammar, "znoun"))
+    units, latin = any_of(_nouns(grammar, "zcounter", "zpoint", "znoun")), any_of(_nouns(grammar, "noun"))
+    chinese = any_of(_nouns(grammar, "znoun"))
     return re.compile(
         rf"(?:(?P<latin>(?ai:{latin}))[ ]?#?{_label('a')}"
         rf"|(?P<noun>{chinese})[ ]?{_label('b')}"
@@ -194,17 +195,18 @@ def _number(label: str) -> int:
 @functools.lru_cache(maxsize=4)
 def _pattern(grammar: Grammar) -> re.Pattern[str]:
     """Markers that may stand anywhere in a line."""
-    units = _any(_nouns(grammar, "zcounter", "zpoint"))
+    units = any_of(_nouns(grammar, "zcounter", "zpoint"))
     chinese = rf"第(?P<chinese_ordinal>[0-9]{{1,3}}|[{numerals.CHINESE}]{{1,4}})(?:个?(?:{units}))?(?:[，,：:、]|是)"
     firm = [word for word in grammar.sequence if word.isascii() and word.endswith("ly")]
     loose = [word for word in grammar.sequence if word.isascii() and word not in firm]
     loose += [word for word, cls in grammar.classes.items() if cls == "ordinal"]
     other = [word for word in grammar.sequence if not word.isascii()]
-    words = rf"\b(?ai:{_any(firm)})\b(?=[,\s])|\b(?ai:{_any(loose)})\b(?=,)|{_any(other)}"
+    words = rf"\b(?ai:{any_of(firm)})\b(?=[,\s])|\b(?ai:{any_of(loose)})\b(?=,)|{any_of(other)}"
     return re.compile(f"{_PAREN}|{_BARE}|{_CIRCLED}|{chinese}|(?P<word>{words})")
 
 
-def _any(words: list[str]) -> str:
+def any_of(words: Iterable[str]) -> str:
+    """A regular expression for one of the words, the longest that there is; for nothing where there are none."""
     return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)"
 
 
