@@ -153,6 +153,7 @@ class CursorWord:
     @property
     def address(self) -> int:
         """Of the word, for a device that shall write it."""
+        self._check_open()
         return self._view.address()
 
     def begin(self, record: RunRecord) -> None:
@@ -178,6 +179,9 @@ class CursorWord:
         except TypeError:
             for arg, value in (("epoch", epoch), ("layer", layer), ("position", position)):
                 integer("CursorWord.mark", arg, value, 0, "an integer, 0 or more", 64)
+            raise
+        except AttributeError:
+            self._check_open()
             raise
 
     def read(self) -> tuple[RunRecord, Cursor] | None:
@@ -208,12 +212,14 @@ class CursorWord:
 
     def raw(self) -> bytes:
         """The word as it lies there."""
+        self._check_open()
         return bytes(self._memory[_WORD : _WORD + 8])
 
     def set_raw(self, word: bytes) -> None:
         """For fault injection: 8 bytes."""
         if not isinstance(word, bytes | bytearray) or len(word) != 8:
             raise ArgumentError.of("CursorWord.set_raw", "word", repr(word), "8 bytes")
+        self._check_open()
         self._memory[_WORD : _WORD + 8] = word
 
     def __del__(self) -> None:
