@@ -119,6 +119,29 @@ TEST(Check, OneErrorFormat) {
   EXPECT_NO_THROW(check.shape("x", v, {-1, 3}));
 }
 
+TEST(Check, OutputsThatShareMemory) {
+  float data[100];
+  const auto view = [&](int64_t begin, int64_t size, int64_t stride) {
+    TensorView v = view_of(data + begin, DType::f32, size);
+    v.stride[0] = stride;
+    return v;
+  };
+  const Check check("some_op");
+  const auto apart = [&](const TensorView& a, const TensorView& b) {
+    check.apart({{"a", a}, {"b", b}}, {});
+    check.apart({{"b", b}, {"a", a}}, {});
+    check.apart({{"a", a}}, {&b});
+  };
+  EXPECT_NO_THROW(apart(view(0, 50, 1), view(50, 50, 1)));
+  EXPECT_NO_THROW(apart(view(0, 50, 2), view(1, 50, 2)));             // interleaved
+  EXPECT_THROW(apart(view(0, 50, 2), view(0, 3, 1)), ArgumentError);  // the same first element
+  EXPECT_THROW(apart(view(0, 50, 1), view(49, 50, 1)), ArgumentError);
+  EXPECT_THROW(check.apart({{"a", view(0, 100, 1)}, {"b", view(10, 10, 2)}}, {}), ArgumentError);  // a covers b
+  EXPECT_THROW(check.apart({{"b", view(10, 10, 2)}, {"a", view(0, 100, 1)}}, {}), ArgumentError);
+  EXPECT_THROW(check.apart({{"a", view(99, 100, -1)}, {"b", view(10, 10, 2)}}, {}), ArgumentError);
+  EXPECT_NO_THROW(check.apart({{"a", view(0, 100, 1)}, {"b", view(10, 0, 2)}}, {}));  // nothing is in nothing
+}
+
 TEST(Isa, AnySupportedOneCanBeForcedAndOthersFail) {
   ASSERT_TRUE(is_supported(Isa::plain));
   for (Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::neon}) {

@@ -142,3 +142,28 @@ def from_zero(caplog):
     caplog.set_level("INFO", logger="sic_kernels")
     yield
     metrics.reset()
+
+
+@pytest.fixture
+def simt():
+    """The emulator without checks of device values: they would wait for the device, which no capture allows."""
+    from sic_kernels.runtime import native
+
+    module = native.simt_module()
+    module.set_device_checks(False)
+    yield module
+    module.set_device_checks(True)
+    module.set_schedule("forward")
+
+
+@pytest.fixture
+def kernels(simt):
+    """How many kernels each segment of `graph_helpers` launches; what is drawn is one."""
+    import graph_helpers as h
+
+    from sic_kernels import replay
+
+    step = replay.Step(h.plan("cpu").tensors, 0, 1)
+    step.count = h.CHUNK
+    called = [h.launches(simt, lambda fn=fn: fn(step))[0] for fn in (h.append, h.attend, h.keep)]
+    return [1, 1, *called]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import threading
 
 import pytest
 
@@ -103,16 +104,57 @@ def test_needles_are_reproducible_and_spread():
         models.needle_cases(13)
 
 
-def test_a_gguf_file_is_read_once(tmp_path):
+@pytest.fixture
+def empty_gguf(tmp_path):
+    """A file without tensors."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    reader = gguf.GGUFReader
+    return tmp_path / "a.gguf"
+
+
+def test_a_gguf_file_is_read_once(empty_gguf):
+    """Also where the caller asks what is a reader; afterwards all is as it was."""
+    import gguf
+
+    kind, read, before = gguf.GGUFReader, gguf.GGUFReader.__init__, gguf.GGUFReader(empty_gguf)
     with contextlib.suppress(KeyError), language_model._read_once():
-        assert gguf.GGUFReader(tmp_path / "a.gguf") is gguf.GGUFReader(tmp_path / "a.gguf")
+        one, other = gguf.GGUFReader(empty_gguf), gguf.GGUFReader(empty_gguf)
+        assert one.fields is other.fields is not before.fields
+        assert one.fields.keys() == before.fields.keys()
+        assert all(isinstance(x, gguf.GGUFReader) for x in (before, one, other))
         raise KeyError
-    assert gguf.GGUFReader is reader
-    assert reader(tmp_path / "a.gguf") is not reader(tmp_path / "a.gguf")
+    assert (gguf.GGUFReader, gguf.GGUFReader.__init__) == (kind, read)
+    assert kind(empty_gguf).fields is not kind(empty_gguf).fields
+
+
+@pytest.mark.parametrize("patch", ["_read_once", "_quiet_transformers"])
+def test_loads_of_two_threads_leave_everything_as_it_was(patch):
+    """The second waits for the first, so each finds and leaves what others know."""
+    gguf, auto = pytest.importorskip("gguf"), pytest.importorskip("tqdm.auto")
+    pytest.importorskip("transformers")
+
+    def found():
+        return gguf.GGUFReader, gguf.GGUFReader.__init__, gguf.get_tensor_name_map, auto.tqdm.__init__
+
+    def load(entered, leave):
+        with getattr(language_model, patch)():
+            entered.set()
+            leave.wait(10)
+
+    before = found()
+    events = [(threading.Event(), threading.Event()) for _ in range(2)]
+    threads = [threading.Thread(target=load, args=pair) for pair in events]
+    threads[0].start()
+    assert events[0][0].wait(10)
+    threads[1].start()
+    overlapping = events[1][0].wait(0.2)
+    for (_, leave), thread in zip(events, threads):
+        leave.set()
+        thread.join()
+    assert not overlapping
+    assert events[1][0].is_set()
+    assert found() == before

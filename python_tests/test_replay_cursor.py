@@ -174,11 +174,18 @@ def test_paths_that_cannot_be(path):
         CursorWord(path)
 
 
-def test_a_closed_word():
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda word: word.read(), lambda word: word.raw(), lambda word: word.set_raw(bytes(8)), lambda word: word.address,
+        lambda word: word.mark(1, 0, 0), lambda word: word.begin(record()),
+    ],
+)  # fmt: skip
+def test_a_closed_word(use):
     word = CursorWord()
     word.close()
     with pytest.raises(SicError, match="closed"):
-        word.read()
+        use(word)
 
 
 @pytest.mark.parametrize("wrong", [None, "x", 5, [300], 10**12])

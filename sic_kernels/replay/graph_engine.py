@@ -101,8 +101,9 @@ class Device:
         self.native: Any = native.simt_module() if backend == "simt" else native.module()
         self.progress = self.native.DeviceProgress(word.address, self.place.index or 0, word)
         self.stream = 0
-        self.separately = False
-        self.replays = self.calls = 0  # launches that were not published yet: of graphs, of segments by themselves
+        self.replays = self.captures = (
+            0  # graphs launched, and segments called to be captured, that were not published yet
+        )
         if backend == "cuda":
             self._side, self._pool = torch.cuda.Stream(self.place), torch.cuda.MemPool()
 
@@ -122,17 +123,20 @@ class Device:
 
     def publish(self) -> None:
         """The launches since the last time into the metric."""
-        replays, launches = self.replays, self.replays + self.calls
-        self.replays = self.calls = 0
+        replays, launches = self.replays, self.replays + self.captures
+        self.replays = self.captures = 0
         metrics.get("sic_graph_replay_ratio").add(replays, launches)
 
     def captured(self, functions: Sequence[Any]) -> Any:
         """A graph with a segment for each function. What they allocate comes from a pool that lives as long as the plan."""
         with self.current(), _without_collector():
             if self.backend == "simt":
-                return self.native.Graph(functions)
-            with torch.cuda.stream(self._side), torch.cuda.use_mem_pool(self._pool, self.place):
-                return self.native.Graph(functions, self._side.cuda_stream)
+                graph = self.native.Graph(functions)
+            else:
+                with torch.cuda.stream(self._side), torch.cuda.use_mem_pool(self._pool, self.place):
+                    graph = self.native.Graph(functions, self._side.cuda_stream)
+        self.captures += len(functions)
+        return graph
 
 
 @contextlib.contextmanager
@@ -161,8 +165,8 @@ class Graphs:
         m = self.memory
         self.device.progress.set(m.place, m.keys, m.words, m.positions, record.epoch, record.seed, position)
 
-    def run(self, layer: int) -> int:
-        """Launches segment `layer` with its mark, and maybe later ones; returns the first that it did not launch."""
+    def run(self, layer: int, alone: bool) -> int:
+        """Launches segment `layer` with its mark, and maybe later ones unless `alone`; returns the first it did not launch."""
         if layer in self.graphs:
             self.graphs[layer].replay(self.device.stream)
             self.device.replays += 1
@@ -173,7 +177,6 @@ class Graphs:
         return layer + 1
 
     def _call(self, layer: int) -> None:
-        self.device.calls += 1
         try:
             with self.device.current():
                 self.segments[layer].fn(self.steps[layer])
@@ -196,12 +199,11 @@ class MaskedGraph(Graphs):
         super().__init__(segments, tensors, device, count)
         self._called: set[int] = set()
 
-    def run(self, layer: int) -> int:
-        whole = not self.device.separately
-        if whole and not self.graphs and len(self._called) == len(self.segments):
+    def run(self, layer: int, alone: bool) -> int:
+        if not alone and not self.graphs and len(self._called) == len(self.segments):
             functions = [lambda i=i: self._captured(i) for i in range(len(self.segments))]
             self.graphs[0] = self.device.captured(functions)
-        if whole and self.graphs:
+        if not alone and self.graphs:
             self.graphs[0].replay(self.device.stream, layer)
             self.device.replays += 1
             return len(self.segments)
@@ -228,14 +230,6 @@ class GraphEngine:
         self._sizes: collections.OrderedDict[int, Graphs] = collections.OrderedDict()
         self._lost: ContextPoisoned | None = None
 
-    @property
-    def separately(self) -> bool:
-        return self._device.separately
-
-    @separately.setter
-    def separately(self, value: bool) -> None:
-        self._device.separately = value
-
     def begin(self, record: RunRecord) -> None:
         self._watched(self._device.begin)
         self.record = record
@@ -243,22 +237,22 @@ class GraphEngine:
         self._covered = 0  # segments, counted over the run, that a graph of several has taken
         self._launched = 0
 
-    def run(self, layer: int, position: int) -> None:
+    def run(self, layer: int, position: int, alone: bool = False) -> None:
         first = self.record.index(0, position, len(self.segments))
         if first + layer < self._covered:
             return
-        until = self._watched(self._launch, layer, position)
+        until = self._watched(self._launch, layer, position, alone)
         self._launched = first + until
         self._covered = self._launched if until > layer + 1 else 0
 
-    def _launch(self, layer: int, position: int) -> int:
+    def _launch(self, layer: int, position: int, alone: bool) -> int:
         progress, count = self._device.progress, min(self.record.chunk, self.record.end - position)
         progress.wait(AHEAD - 1)
         graphs = self._graphs(count)
         if self._set != (count, position):
             graphs.set(self.record, position)
             self._set = count, position
-        until = graphs.run(layer)
+        until = graphs.run(layer, alone)
         progress.launched(self._device.stream, self.word.clock())
         return until
 

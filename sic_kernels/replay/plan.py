@@ -3,12 +3,9 @@ never stopped."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +13,7 @@ import torch
 
 from ..runtime import config, fallback, metrics, trace
 from ..runtime.arguments import code_of, flag, instance, integer
-from ..runtime.errors import ArgumentError, SicError
+from ..runtime.errors import ArgumentError
 from ..runtime.fingerprint import Fingerprint
 from ..runtime.log import get_logger
 from .checks import (
@@ -28,6 +25,7 @@ from .checks import (
     checked_seed,
     checked_span,
     cursor_of,
+    mortal,
     own_record,
 )
 from .cursor import Cursor, boot_id
@@ -36,6 +34,7 @@ from .engine import CpuEngine, Engine
 from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMismatch, PlanError, StaleCursor
 from .outcomes import Explanation, Interrupted, Progress, Result
 from .segments import Segment, bound, digest_of
+from .turns import Turns
 from .verification import hazards
 from .writers import are_others, claim
 
@@ -48,9 +47,10 @@ MISMATCH = {"raise": 0, "recompute": 1}
 class ReplayPlan:
     """Segments over named buffers, run in order over the chunks of a text, with a mark after each.
 
-    Thread-safe: calls run one after another; one that has waited `timeout_ms` for another which made no mark in that time gives
-    up (`SicError`). Deterministic if `verify` finds no hazard: a run that was stopped any number of times, after any segment, in
-    the middle of one, or by the death of the process, ends with the bits of one that was not. Segments run without gradients.
+    Thread-safe: calls run one after another; one that has waited `timeout_ms` for another which finished no segment in that time
+    gives up (`SicError`). Deterministic if `verify` finds no hazard: a run that was stopped any number of times, after any
+    segment, in the middle of one, or by the death of the process, ends with the bits of one that was not. Segments run without
+    gradients.
 
     Of two plans over the same buffers that mark in two words, the one that did not run last knows nothing of them: its `length`
     is 0, its cursors are stale. Where they share rows on purpose, `rows_given` says that these are right.
@@ -80,8 +80,7 @@ class ReplayPlan:
         self.written = tuple(self.buffers[name].identity for name in sorted(changed))
         self.tensors = MappingProxyType({name: b.tensor for name, b in self.buffers.items()})
         self._anew: dict[int, str] = {}  # runs of this process that stand in for refused ones, and why
-        self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
-        self._turns = 0  # calls that have had the lock
+        self._turns = Turns(word, timeout_ms)
         self._poisoned: str | None = None
         self.engine: Engine = CpuEngine(self.segments, self.tensors, word)
 
@@ -122,7 +121,7 @@ class ReplayPlan:
         instance(op, "word", word, CursorWord)
         holder = None if word.holder is None else word.holder()
         plan = cls(segments, buffers, fingerprint, inputs, outputs, backend, word, limit)
-        if holder is not None and holder.identities != plan.identities:
+        if holder is not None and holder._identities != plan._identities:
             raise ArgumentError.of(op, "word", "one that a plan of other buffers marks", "a word of its own")
         word.holder = weakref.ref(plan)
         if backend != "cpu":
@@ -132,7 +131,7 @@ class ReplayPlan:
         return plan
 
     @property
-    def identities(self) -> dict[str, Any]:
+    def _identities(self) -> dict[str, Any]:
         """What each buffer is, by name."""
         return {name: buffer.identity for name, buffer in self.buffers.items()}
 
@@ -172,7 +171,8 @@ class ReplayPlan:
         seed, given_before = checked_seed(op, seed), flag(op, "rows_given", rows_given)
         limits = Limits.of(op, deadline_ms, stop, retries)
         given = checked_inputs(op, self, inputs)
-        with self._turn(op):
+
+        def start() -> Result | Interrupted:
             self._check_alive()
             if begin > (length := self.length) and not given_before and any(segment.rows for segment in self.segments):
                 expected = f"at most {length}, the tokens whose rows earlier runs have filled (or rows_given=True)"
@@ -184,6 +184,8 @@ class ReplayPlan:
             record = RunRecord(epoch, begin, end, chunk, seed, self.digest, self.fingerprint)
             self.word.begin(record)
             return self._go(record, 0, "replay.run", limits)
+
+        return self._turns.take(op, start)
 
     def resume(
         self,
@@ -205,24 +207,31 @@ class ReplayPlan:
         op = "ReplayPlan.resume"
         anew = code_of(op, "on_mismatch", on_mismatch, MISMATCH) == 1
         limits = Limits.of(op, deadline_ms, stop, retries)
-        rate = metrics.get("sic_cursor_recovery_rate")
-        with self._turn(op):
-            try:
-                found = cursor_of(op, cursor)
-                self._check_alive()
-                record = checked_record(self, found)
-                first = self._index(record, found)
-            except (CursorError, ContextPoisoned) as error:
-                rate.add(0, 1)
-                _log.warning("a cursor was refused: %s", error)
-                if not anew or not self._can_be_made_anew(error, found):
-                    raise
-                fallback.report(_log, "run %d is computed anew: %s", found.epoch, error, level=logging.WARNING)
-                record, first = self._begin_anew(own_record(self, found), str(error)), 0
-            else:
-                rate.add(1, 1)
-                metrics.get("sic_cursor_skipped_ratio").add(first, self._total(record))
+
+        def go_on() -> Result | Interrupted:
+            record, first = self._admitted(op, cursor, anew)
             return self._go(record, first, "replay.resume", limits)
+
+        return self._turns.take(op, go_on)
+
+    def _admitted(self, op: str, cursor: Any, anew: bool) -> tuple[RunRecord, int]:
+        """The run that a cursor goes on with, and with which of its segments; counted, and logged if it is refused."""
+        rate = metrics.get("sic_cursor_recovery_rate")
+        try:
+            found = cursor_of(op, cursor)
+            self._check_alive()
+            record = checked_record(self, found)
+            first = self._index(record, found)
+        except (CursorError, ContextPoisoned) as error:
+            rate.add(0, 1)
+            _log.warning("a cursor was refused: %s", error)
+            if not anew or not self._can_be_made_anew(error, found):
+                raise
+            fallback.report(_log, "run %d is computed anew: %s", found.epoch, error, level=logging.WARNING)
+            return self._begin_anew(own_record(self, found), str(error)), 0
+        rate.add(1, 1)
+        metrics.get("sic_cursor_skipped_ratio").add(first, self._total(record))
+        return record, first
 
     def _can_be_made_anew(self, error: Exception, cursor: Cursor) -> bool:
         """Not where rows before the run's first token are another model's, and not under SIC_STRICT."""
@@ -246,7 +255,7 @@ class ReplayPlan:
             _log.warning("no rows are known: a run of another progress word has written the buffers since")
             return 0
         same = last[0].fingerprint == self.fingerprint
-        return last[1].position if same and (last[0].process == process_id() or not self.mortal) else 0
+        return last[1].position if same and (last[0].process == process_id() or mortal(self) is None) else 0
 
     def cursor(self) -> Cursor | None:
         """Where the last run goes on, from the progress word: also that of a process that died. None: nothing is left to do.
@@ -274,7 +283,7 @@ class ReplayPlan:
 
     def verify(
         self, inputs: Mapping[str, Tensor] | None = None, *, begin: int = 0, end: int | None = None, seed: int = 1
-    ) -> list[Any]:
+    ) -> list[PlanError]:
         """Each segment run again and again on poisoned copies: the hazards seen, as a list of `PlanError`.
 
         One chunk of tokens begin .. end; what rows before `begin` hold is read as it is. Segments must take their buffers from
@@ -284,44 +293,14 @@ class ReplayPlan:
         seed = checked_seed(op, seed)
         begin, end = checked_span(op, self, begin, end)
         given = checked_inputs(op, self, inputs)
-        with self._turn(op):
+
+        def look() -> list[PlanError]:
             self._check_alive()
-            return hazards(self.segments, self.tensors, given, begin, end, seed)
+            return hazards(self.segments, self.tensors, given, begin, end, seed, self._turns.passed)
+
+        return self._turns.take(op, look)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _turn(self, op: str) -> Iterator[None]:
-        """One call at a time, by the process that made the plan, and never out of a segment."""
-        if os.getpid() != self._process:
-            raise SicError(f"{op}: the plan was made before this process was forked: capture it again")
-        if getattr(self._running, "here", False):
-            raise SicError(f"{op}: called from within a segment of the same plan")
-        self._acquire(op)
-        self._turns, self._running.here = self._turns + 1, True
-        try:
-            with torch.no_grad():  # buffers would remember every run that wrote them
-                yield
-        finally:
-            self._running.here = False
-            self._lock.release()
-
-    def _acquire(self, op: str) -> None:
-        """Waits for the call that is running for as long as it gets on; one whose segment waits for this call never does."""
-        if self._lock.acquire(blocking=False):
-            return
-        waited, seen = metrics.get("sic_plan_wait_timeout_ratio"), None
-        while (now := (self._turns, self.word.raw())) != seen:
-            seen = now
-            if self._lock.acquire(timeout=self.timeout_ms / 1000):
-                waited.add(0, 1)
-                return
-        waited.add(1, 1)
-        why = (
-            f"another call of the plan has made no mark for {self.timeout_ms} ms: does its segment wait for this call?"
-        )
-        _log.error("%s: gave up: %s", op, why)
-        raise SicError(f"{op}: {why}")
 
     def _retire(self, begin: int) -> int:
         """The last run cannot go on from here, and its rows count up to the first token of the next; the number of that."""
@@ -350,12 +329,6 @@ class ReplayPlan:
         self.word.begin(new)
         self._anew = {epoch: why}
         return new
-
-    @property
-    def mortal(self) -> str | None:
-        """A buffer that segments name and that does not outlive the process."""
-        names = (name for segment in self.segments for name in segment.names)
-        return next((name for name in names if not self.buffers[name].survives), None)
 
     def _total(self, record: RunRecord) -> int:
         return record.index(0, record.end, len(self.segments))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,12 @@ def hazards(
     begin: int,
     end: int,
     seed: int,
+    passed: Callable[[], None],
 ) -> list[PlanError]:
-    """The hazards of each segment over tokens begin .. end, in their order; on copies, the tensors are not touched."""
+    """The hazards of each segment over tokens begin .. end, in their order; on copies, the tensors are not touched.
+
+    passed: called whenever a segment has come to its end.
+    """
     copies = {name: x.clone() for name, x in tensors.items()}
     for name, value in inputs.items():
         copies[name].copy_(value)
@@ -36,15 +40,15 @@ def hazards(
     for layer, segment in enumerate(segments):
         step = Step(copies, 0, seed)
         step.layer, step.position, step.count = layer, begin, end - begin
-        found += Trial(segment, copies, step).hazards()
+        found += Trial(segment, copies, step, passed).hazards()
     return found
 
 
 class Trial:
     """One segment on poisoned buffers; afterwards its results are in place and the rest is as it was."""
 
-    def __init__(self, segment: Segment, tensors: Mapping[str, Tensor], step: Step) -> None:
-        self.segment, self.tensors, self.step = segment, tensors, step
+    def __init__(self, segment: Segment, tensors: Mapping[str, Tensor], step: Step, passed: Callable[[], None]) -> None:
+        self.segment, self.tensors, self.step, self.passed = segment, tensors, step, passed
         self.base = {name: x.clone() for name, x in tensors.items()}
         self.rows = {r.name: r for r in segment.rows}
         self.beside: dict[tuple[str, str], None] = {}  # what runs changed besides their results, in the order found
@@ -117,6 +121,7 @@ class Trial:
     def _call(self) -> None:
         self.step.epoch += 1  # results must not depend on the number of the run
         self.segment.fn(self.step)
+        self.passed()
 
     def _side_effects(self, poison: int) -> Iterator[tuple[str, str]]:
         """What it changed besides its results: right after a run in which everything else was poisoned."""

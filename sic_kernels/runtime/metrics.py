@@ -247,7 +247,7 @@ register("sic_cursor_skipped_ratio", "Share of a resumed run's segments that wer
 register("sic_plan_wait_timeout_ratio", "Share of a plan's calls that waited for another one and gave up.",
          "calls that gave up", "calls that waited")
 register("sic_graph_replay_ratio", "Share of a plan's launches on a device that replayed a captured graph.",
-         "launches that replayed a captured graph", "launches: replays, and segments called to be captured")
+         "launches that replayed a captured graph", "those, and first calls of segments that were then captured")
 register("sic_redundancy_elimination_ratio", "RER: time saved per token over the time before.",
          "seconds before minus seconds after", "seconds before", kind="gauge")
 register("sic_termination_accuracy_ratio", "TA: share of stops that were at a complete answer.",
