@@ -31,7 +31,7 @@ demo: $(BUILT)
 	$(BIN)/python -m sic_kernels demo $(DEMO_ARGS)
 
 test: native-test $(SIMT)
-	SIC_REQUIRE=simt $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+	SIC_REQUIRE=simt $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(TEST_ARGS)
 
 bench: $(BUILT)
 	$(BIN)/python -m sic_kernels bench $(BENCH_ARGS)

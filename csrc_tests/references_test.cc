@@ -96,6 +96,14 @@ TEST(ReferencePattern, NoMatchTakesMoreStepsThanInstructionsTimesTokens) {
   EXPECT_EQ(match("(?= (" + optional + "){1,8} <b>) <a>", std::string(100, 'a') + "b"), 1);
 }
 
+// What a look went through at one place is asked for again at the next one, when steps are remembered.
+TEST(ReferencePattern, LooksAtTwoPlacesAgreeAfterManySteps) {
+  const std::string slow = "(<a>|<a><a>){0,8}?", text = std::string(14, 'a') + "b";
+  EXPECT_EQ(match(slow + "(?= (<a>|<a><a>) <b>) <a><b>", text), 15);
+  EXPECT_EQ(match(slow + "(?! (<a>|<a><a>) <b>) <a><b>", text), Matcher::kNone);
+  EXPECT_EQ(match(slow + "(?! <a> (?! (<a>|<a><a>) <b>)) <a><a><b>", text), 15);
+}
+
 TEST(ReferencePattern, RefusesWhatIsNone) {
   const std::vector<std::string> malformed{"(",  ")",   "(<a>", "<a>)", "?",          "<a>?\?\?",  "<a>{2,1}", "<a>{1}",
                                            "$?", "<d>", "<a",   "*",    "(?<= <a>?)", "<a>?{1,2}", "(|?)",     "a"};

@@ -30,9 +30,9 @@ def runner(lm, folder, tokens):
     return ReplayRunner(lm.model, pool, capacity=tokens + 64, chunk=CHUNK, word=word, timeout_ms=TIMEOUT_MS)
 
 
-def prefill_and_die(folder, tokens, segments):
+def prefill_and_die(folder, tokens, segments, model):
     """What the first process does: SIGKILL comes after so many segments, from outside all Python."""
-    lm, done = load(), 0
+    lm, done = load(model or None), 0
 
     def stop():
         nonlocal done
@@ -45,11 +45,11 @@ def prefill_and_die(folder, tokens, segments):
 
 
 @torch.no_grad()
-def main(tokens=512, segments=75, steps=24):
-    lm = load()
+def main(tokens=512, segments=75, steps=24, model=""):
+    lm = load(model or None)
     ids = lm.tokens(text("hamlet"), tokens)[0]
     with tempfile.TemporaryDirectory() as folder:
-        first = subprocess.run([sys.executable, __file__, folder, str(tokens), str(segments)])
+        first = subprocess.run([sys.executable, __file__, folder, str(tokens), str(segments), model])
         run = runner(lm, Path(folder), tokens)
         print(f"the first process ended by signal {-first.returncode}; {run.plan.explain(run.cursor())}")
         outcome = run.resume(run.cursor(), deadline_ms=200)
@@ -65,6 +65,6 @@ def main(tokens=512, segments=75, steps=24):
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        prefill_and_die(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+        prefill_and_die(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     else:
         main()

@@ -97,21 +97,6 @@ def test_a_deadline_in_generate(model):
         r.generate(2)
 
 
-def test_kill_nine(model, folder, tmp_path):
-    """Another process goes on at the segment in which the first was killed."""
-    stop = 6
-    text = tmp_path / "text"
-    text.write_text("".join(map(chr, IDS.tolist())))
-    found = _kill.kill(
-        Job(str(tmp_path), len(IDS), CHUNK, stop, answer=4, model=folder, text=str(text), threads=1), ("torch",)
-    )
-    assert found.executed == 12 - stop
-    assert found.answer == plain(model, 4)[1]
-    assert found.resumed > 0
-    assert [*found.loaded] == ["torch"]
-    assert [p.name for p in tmp_path.iterdir()] == ["text"]
-
-
 def test_a_process_that_cannot_start(folder, tmp_path):
     with pytest.raises(SicError, match="ended by itself"):
         _kill.kill(Job(str(tmp_path), 40, CHUNK, 1, model=folder, text=str(tmp_path / "none")))

@@ -59,6 +59,27 @@ def test_model_source_is_checked(tmp_path):
     assert language_model._locate(tmp_path / "a.gguf") == (str(tmp_path), "a.gguf")
 
 
+@pytest.mark.parametrize("source", [3, b"folder", "a\0b", "~no_such_user/model"])
+def test_a_model_source_is_a_path(source):
+    with pytest.raises(ArgumentError, match=r"load: source: got .*expected a folder or a \.gguf file"):
+        language_model._locate(source)
+
+
+HEAD = b"GGUF\x03\0\0\0"
+
+
+@pytest.mark.parametrize("name,content", [
+    ("a.gguf", b"junk" * 99), ("a.gguf", b""), ("a.gguf", HEAD), ("a.gguf", HEAD + bytes(16)), ("a.gguf", HEAD + b"\xff" * 16),
+    ("config.json", b"junk"), ("config.json", b"{}"), ("config.json", b"[]"), ("config.json", b'{"model_type": "llama"}'),
+])  # fmt: skip
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="pip install 'sic_kernels[demo]'")
+def test_what_is_no_model_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    for load in (models.load, models.load_tokenizer):
+        with pytest.raises(ArgumentError, match=f"load: source: got '{tmp_path}.*expected a model that transformers"):
+            load(tmp_path)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="pip install 'sic_kernels[demo]'")
 def test_a_model_saved_is_the_model(tmp_path, request):
     """Also one that came from a GGUF file, whose settings transformers does not save."""

@@ -13,7 +13,7 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from sic_kernels import ArgumentError
-from sic_kernels.references import Reference, grammar, load_grammar, numerals, parse, parsing
+from sic_kernels.references import Reference, grammar, load_grammar, numerals, outline, parse, parsing
 from sic_kernels.references.grammar import Tables
 from sic_kernels.references.sentences import LISTS, answers, cases
 from sic_kernels.runtime import native
@@ -286,13 +286,69 @@ def test_numbers_with_dots_are_anchors(tmp_path):
     ({"nested": {"fronted": "+"}}, r"fronted: got '\+', expected <class>, .*\(\?<= \), \(\?<! \) or \$"),
     ({"classes": {"b" * n: [f"w{n}"] for n in range(1, 300)}}, "classes: got 4.. classes, expected at most 256"),
     ({"parts": {"a": "[b]" * 50, "b": "[c]" * 50, "c": "<x>" * 50}, "classes": {"x": ["x"]}, "nested": {"fronted": "[a]"}},
-     "parts.a: got 3..... characters with its parts, expected at most 16384"),
+     "parts.a: got over 16384 characters with its parts, expected at most 16384"),
 ])  # fmt: skip
 def test_files_that_no_parser_can_read(tmp_path, data, message):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"language": "en", **data}))
     with pytest.raises(ArgumentError, match=f"load_grammar: bad.json: {message}"):
         load_grammar(path)
+
+
+@pytest.mark.parametrize("look,found", [("?=", True), ("?!", False)])
+def test_a_look_that_is_asked_at_two_places_after_many_steps(tmp_path, look, found):
+    """Both ask whether the § follows; the second one must not take what the first one tried for a failure."""
+    pattern = f"<digits> (<x>|<x><x>){{0,8}}? ({look} (<x>|<x><x>) <para>) <x> <para>"
+    data = own(pattern, classes={"para": ["§"], "x": ["x"]})
+    ours, theirs = grammars(tmp_path / "own.json", data)
+    text = "7 " + "x " * 14 + "§"
+    assert bool(parse(text, grammar=ours)) == found
+    assert differences([text], ours, theirs) == []
+
+
+def test_parts_of_parts_of_parts_are_refused_at_once(tmp_path):
+    data = {
+        "language": "en",
+        "nested": {"fronted": "[a]"},
+        "parts": {"a": "[b]" * 9000, "b": "[c]" * 9000, "c": "<digits>"},
+    }
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(data))
+    begin = time.process_time()
+    with pytest.raises(ArgumentError, match=r"parts\.b: got over 16384 characters with its parts"):
+        load_grammar(path)
+    assert time.process_time() - begin < 3
+
+
+@pytest.mark.parametrize("number", ["0", "9" * 10, "9" * 5000, "x", ""])
+def test_words_of_a_sequence_have_ordinals(tmp_path, number):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"language": "en", "sequence": {number: ["uno"]}}))
+    with pytest.raises(ArgumentError, match=r"sequence: got '.{0,20}', expected a number from 1 on"):
+        load_grammar(path)
+
+
+def test_words_of_a_sequence_may_have_capitals_in_the_file(tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"language": "en", "sequence": {"1": ["Uno"], "2": ["Dos"]}}))
+    (found,) = [
+        listed for listed in outline("Uno, a. Dos, b.", grammar=load_grammar(path)).lists if not listed.structural
+    ]
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("path", ["a\0b", b"a", 3])
+def test_a_grammar_needs_paths(path):
+    with pytest.raises(ArgumentError, match="load_grammar: paths: got"):
+        load_grammar(path)
+
+
+def test_a_text_may_have_a_lower_of_its_own():
+    class Odd(str):
+        def lower(self):
+            return 5
+
+    assert parse(Odd("the third point")) == parse("the third point")
 
 
 def test_words_of_lone_surrogates_and_of_many_characters(tmp_path):

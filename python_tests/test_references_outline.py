@@ -403,6 +403,9 @@ HOSTILE = [
     "  ",
     "- **",
     "First, ",
+    "(1) a (2) b ",  # thousands of lists whose last points end together
+    "The first reason is a. The second reason is b. ",
+    "第一个原因是甲。第二个原因是乙。",
 ]
 
 

@@ -397,7 +397,7 @@ def test_a_grammar_of_its_own(tmp_path):
         ("[" * 100_000, "bad.json: file: got .*, expected a readable JSON file"),
         ({"language": "en", "classes": {"ordinal": ["zeroth"]}}, "classes.ordinal: got 'zeroth' without a number"),
         ({"language": "en", "anchors": ["nuon"]}, "anchors: got class 'nuon'"),
-        ({"language": "en", "sequence": {"second": ["x"]}}, "sequence: got 'second', expected a number, next or last"),
+        ({"language": "en", "sequence": {"second": ["x"]}}, "sequence: got 'second', expected a number from 1 on"),
         ({"language": "en", "nested": {"inside": "<noun>"}}, "nested: got key 'inside'"),
         ({"language": "en", "counted": {"verb": ["is"]}}, "counted: got key 'verb', expected before|between|verbs"),
     ],

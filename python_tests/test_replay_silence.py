@@ -155,3 +155,50 @@ def test_declarations_from_iterators_are_kept():
 def test_buffers_that_cannot_be_written(wrong):
     with pytest.raises(ArgumentError, match=r"buffers\['h0'\]: got"):
         plan(buffers={**buffers(), "h0": wrong})
+
+
+def test_of_two_words_over_the_same_buffers_one_does_not_know_what_is_there(want):
+    held = buffers()
+    p, other = plan(buffers=held), plan(buffers=held)
+    with faults.stop_at(p, 7):
+        cursor = p.run(inputs(), **RUN).cursor
+    assert other.run({"tokens": inputs()["tokens"] + 1}, **RUN).done
+    assert (p.length, other.length) == (0, RUN["end"])
+    with pytest.raises(StaleCursor, match="marked in another progress word"):
+        p.resume(cursor)
+    with pytest.raises(StaleCursor, match="marked in another progress word"):
+        p.resume(cursor, on_mismatch="recompute")
+    assert "another progress word" in str(p.explain(cursor).refusal)
+    assert p.run(inputs(), **RUN).done
+    assert_state(p, want)
+    assert (p.length, other.length) == (RUN["end"], 0)
+
+
+def test_a_word_that_was_closed_owns_nothing(tmp_path, want):
+    held = buffers()
+    p = plan(buffers=held, word=CursorWord(tmp_path / "word"))
+    with faults.stop_at(p, 7):
+        cursor = p.run(inputs(), **RUN).cursor
+    p.word.close()
+    again = plan(buffers=held, word=CursorWord(tmp_path / "word"))
+    assert again.resume(cursor).done
+    assert_state(again, want)
+
+
+def test_buffers_do_not_remember_how_they_came_about():
+    weight = torch.ones(4, requires_grad=True)
+    held = {"x": torch.zeros(4), "y": torch.zeros(4)}
+    double = Segment("double", lambda step: step["y"].copy_(step["x"] * weight), ["x"], ["y"])
+    p = replay.ReplayPlan.capture([double], buffers=held, fingerprint=FINGERPRINT, inputs=["x"], outputs=["y"])
+    assert p.run({"x": torch.ones(4, requires_grad=True)}).done
+    assert p.verify() == []
+    assert torch.is_grad_enabled()
+    assert [x.requires_grad for x in held.values()] == [False, False]
+
+
+def test_a_closed_word_says_so():
+    word = CursorWord()
+    word.close()
+    for use in (lambda: word.mark(1, 0, 0), lambda: word.address, word.read):
+        with pytest.raises(SicError, match="it was closed"):
+            use()

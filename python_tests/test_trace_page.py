@@ -233,8 +233,9 @@ def test_other_files_are_refused(text, message, tmp_path):
         ({"seq_lens": {"array": "int64[1]", "values": []}}, "values of int64"),
         ({"status": {"array": "int32[1,1000000000,4]", "values": [0]}}, "values of int32"),
         ({"page_scores": {"array": "int32[1,1,2,3]", "values": [10**400] * 6}}, "OverflowError"),
+        ({"status": {"array": "int32[1000000,1000000,0]", "values": []}}, "0 query heads"),
     ],
-    ids=range(14),
+    ids=range(15),
 )  # fmt: skip
 def test_a_malformed_attend_is_refused_by_its_number(changes, message):
     saved = recorded(lambda: sic_record("slot"), lambda: attend(0))

@@ -15,18 +15,23 @@ int64_t Matcher::match(const Pattern& pattern, const Window& window, int64_t at,
   return end;
 }
 
-// Whether this need not be tried: what was there before failed, or what it left to try comes first. A look that comes
-// out well leaves its steps behind as well, but its own program belongs to it alone, and it is asked once at a place.
-bool Matcher::spent(Choice from) {
-  return !seen_.insert(uint64_t{from.instruction} << 32 | static_cast<uint32_t>(from.at)).second;
+// What is known of going on from here, asked a second time. A program has no loops, so all that was left to try from
+// there has been tried: it failed, or a look ended well that way. Looks at other places may come here again; what they
+// want is whether, not where, their program ends, and it is shared with no other.
+Matcher::Outcome Matcher::outcome(Choice from) {
+  const uint64_t place = uint64_t{from.instruction} << 32 | static_cast<uint32_t>(from.at);
+  const auto [known, is_new] = known_.try_emplace(place, Outcome::fails);
+  if (!is_new) return known->second;
+  trail_.push_back(place);
+  return Outcome::unknown;
 }
 
-// To clear a set takes as long as it has buckets, however few of them the next match fills.
+// To clear a map takes as long as it has buckets, however few of them the next match fills.
 void Matcher::forget() {
-  if (seen_.bucket_count() > kKeptBuckets) {
-    std::unordered_set<uint64_t>().swap(seen_);
+  if (known_.bucket_count() > kKeptBuckets) {
+    std::unordered_map<uint64_t, Outcome>().swap(known_);
   } else {
-    seen_.clear();
+    known_.clear();
   }
 }
 
@@ -34,7 +39,7 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
   using In = Pattern::Instruction;
   const Pattern& pattern = search.pattern;
   const Window& window = search.window;
-  const size_t base = choices_.size();
+  const size_t base = choices_.size(), begin = trail_.size();
   int64_t result = kNone;
   for (;;) {
     if (++steps_ > kPlainSteps && !remembers_) {
@@ -42,15 +47,20 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
       break;
     }
     const In& in = pattern.at(now.instruction);
-    bool failed = remembers_ && spent(now);
+    const Outcome known = remembers_ ? outcome(now) : Outcome::unknown;
+    if (known == Outcome::ends) {
+      result = now.at;
+      break;
+    }
+    bool failed = known == Outcome::fails;
     if (!failed) {
       switch (in.op) {
         case In::take:
           failed = now.at >= window.end || !pattern.takes(in.other, window.tags[now.at]);
-          now = {in.next, now.at + 1};
+          now.instruction = in.next, ++now.at;
           break;
         case In::split:
-          choices_.push_back({in.other, now.at});
+          choices_.push_back({in.other, now.at, trail_.size()});
           now.instruction = in.next;
           break;
         case In::end:
@@ -74,8 +84,12 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
     if (choices_.size() == base) break;
     now = choices_.back();
     choices_.pop_back();
+    trail_.resize(now.trail);
   }
   choices_.resize(base);
+  for (; trail_.size() > begin; trail_.pop_back()) {
+    if (result != kNone) known_[trail_.back()] = Outcome::ends;
+  }
   return result;
 }
 

@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "core/check.h"
@@ -64,7 +64,7 @@ struct Window {
 
 // Tries patterns; keeps its memory from one match to the next. For one thread.
 //
-// Backtracks, and if that takes more than some steps begins again and remembers what has failed: no match takes more
+// Backtracks, and if that takes more than some steps begins again and remembers what came of each: no match takes more
 // steps than the program has instructions, times the tokens that it can reach.
 class Matcher {
  public:
@@ -81,9 +81,12 @@ class Matcher {
   static constexpr int64_t kPlainSteps = 512;
   static constexpr size_t kKeptBuckets = 1 << 12;
 
+  enum class Outcome : uint8_t { unknown, fails, ends };
+
   struct Choice {
     uint32_t instruction;
     int64_t at;
+    size_t trail = 0;  // how long the way to it is
   };
   struct Search {
     const Pattern& pattern;
@@ -92,11 +95,12 @@ class Matcher {
   };
   int64_t explore(const Search& search, Choice from, Goal goal);
   int64_t look(const Search& search, const Pattern::Instruction& instruction, int64_t at);
-  bool spent(Choice from);
+  Outcome outcome(Choice from);
   void forget();
 
   std::vector<Choice> choices_;
-  std::unordered_set<uint64_t> seen_;
+  std::unordered_map<uint64_t, Outcome> known_;  // by instruction and token
+  std::vector<uint64_t> trail_;                  // of these, where what is tried has come along
   bool remembers_ = false;
   int64_t steps_ = 0;
 };

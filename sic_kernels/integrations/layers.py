@@ -84,6 +84,13 @@ class LayeredModel:
     def kv_shape(self, capacity: int) -> tuple[int, int, int, int]:
         return 2, self.kv_heads, capacity, self.head_dim
 
+    def check_ids(self, op: str, arg: str, ids: Tensor) -> None:
+        """`ArgumentError` unless these ids of tokens [n], one or more, are in the vocabulary."""
+        low, high = int(ids.min()), int(ids.max())
+        if not 0 <= low <= high < self.vocab:
+            got = low if low == high else f"{low} to {high}"
+            raise ArgumentError.of(op, arg, got, f"ids from 0 to {self.vocab - 1}")
+
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [T] -> hidden states [T,D]."""

@@ -81,9 +81,9 @@ class ReplayRunner:
     """One sequence of up to `capacity` tokens. Segments: the embedding, each layer, the head; two boundary buffers in turn.
 
     Everything that a later segment reads lies in the pool under the names `name`.tokens, .h0, .h1, .kv.<layer>, .logits; blocks
-    of these names that a backed pool holds already are taken over. Greedy tokens and logits are those of the model itself in the
-    same chunks. check_model: whether a few tokens are compared with the model's own (`LayeredModel`), which takes two short
-    forwards. Not thread-safe.
+    of these names that the pool holds already are taken over, so two rows in one pool need two names. Greedy tokens and logits
+    are those of the model itself in the same chunks. check_model: whether a few tokens are compared with the model's own
+    (`LayeredModel`), which takes two short forwards. Not thread-safe.
     """
 
     def __init__(
@@ -177,10 +177,7 @@ class ReplayRunner:
         ids = tensor(op, "ids", ids, (torch.int64,), (-1,))
         if not 1 <= len(ids) <= self.capacity:
             raise ArgumentError.of(op, "ids", f"{len(ids)} tokens", f"1 to {self.capacity}")
-        if not 0 <= int(ids.min()) <= int(ids.max()) < self.model.vocab:
-            raise ArgumentError.of(
-                op, "ids", f"{int(ids.min())} to {int(ids.max())}", f"ids from 0 to {self.model.vocab - 1}"
-            )
+        self.model.check_ids(op, "ids", ids)
         return self._run(
             op, torch.arange(len(ids)), ids, {"end": len(ids), "chunk": min(self.chunk, len(ids))}, options
         )
@@ -193,10 +190,9 @@ class ReplayRunner:
         op, at = "ReplayRunner.step", self._ready("ReplayRunner.step")
         if at >= self.capacity:
             raise ArgumentError.of(op, "token", f"the {at + 1}th", f"at most {self.capacity} tokens")
-        token = integer(op, "token", token, 0, "the id of a token")
-        if token >= self.model.vocab:
-            raise ArgumentError.of(op, "token", token, f"an id from 0 to {self.model.vocab - 1}")
-        return self._run(op, torch.tensor([at]), torch.tensor([token]), {"begin": at, "end": at + 1}, options)
+        ids = torch.tensor([integer(op, "token", token, 0, "the id of a token")])
+        self.model.check_ids(op, "token", ids)
+        return self._run(op, torch.tensor([at]), ids, {"begin": at, "end": at + 1}, options)
 
     def _run(
         self, op: str, places: Tensor, ids: Tensor, span: dict[str, Any], options: dict[str, Any]

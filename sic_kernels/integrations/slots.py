@@ -32,6 +32,7 @@ from .replay import CHUNK, fingerprint_of
 Tensor = torch.Tensor
 
 _log = get_logger("slots")
+COLDEST = 1e-6  # a temperature by which logits can be divided in float32
 MISSING = {"raise": 0, "recompute": 1}
 
 
@@ -96,6 +97,7 @@ class SlotRow:
         if self.tokens or not 1 <= len(ids) <= self.capacity:
             got = f"{len(ids)} tokens after {len(self.tokens)}"
             raise ArgumentError.of(op, "ids", got, f"1 to {self.capacity} tokens in an empty row")
+        self.model.check_ids(op, "ids", ids)
         tokens = ids.tolist()
         for begin in range(0, len(tokens) - 1, self.chunk):
             self._forward(tokens[begin : min(begin + self.chunk, len(tokens) - 1)])
@@ -103,10 +105,13 @@ class SlotRow:
 
     def step(self, token: int) -> Tensor:
         """One more token; logits [V] of the one after it."""
+        op = "SlotRow.step"
         if len(self.tokens) >= self.capacity:
             got = f"the {len(self.tokens) + 1}th"
-            raise ArgumentError.of("SlotRow.step", "token", got, f"at most {self.capacity} tokens")
-        return self.head(self._forward([integer("SlotRow.step", "token", token, 0, "the id of a token")]))[0]
+            raise ArgumentError.of(op, "token", got, f"at most {self.capacity} tokens")
+        token = integer(op, "token", token, 0, "the id of a token")
+        self.model.check_ids(op, "token", torch.tensor([token]))
+        return self.head(self._forward([token]))[0]
 
     def generate(self, logits: Tensor, count: int) -> list[int]:
         """`count` greedy tokens, of which the first follows from `logits`; the last is not run."""
@@ -210,14 +215,14 @@ def resample(
 
     The logits are bit for bit those of the full step: the last token alone, over keys and values of the tokens before it as
     they were when the state was kept (a SlotRow does not change them). Its own rows are written again, with the same bits.
-    temperature: 0 is greedy; seed: of torch's generator, one draw each.
+    temperature: 0 is greedy, else 1e-6 to 1e9; seed: of torch's generator, one draw each.
     on_missing: where no such state is kept, "raise" a SicError, or "recompute" the step: status "fallback", logged, and an
     error under SIC_STRICT. allow_approximate: also a slot that was put with exact=False; the result then says so.
     """
     op = "resample"
     instance(op, "row", row, SlotRow)
     boundary = numbered(op, "layer", layer, 0, row.model.layers)
-    warmth = real(op, "temperature", temperature, lambda t: 0 <= t < 1e9, "0 or more")
+    warmth = real(op, "temperature", temperature, lambda t: t == 0 or COLDEST <= t < 1e9, f"0, or {COLDEST:g} to 1e9")
     seed = integer(op, "seed", seed, 0, "0 to 2^63 - 1", 63)
     anew = code_of(op, "on_missing", on_missing, MISSING) == 1
     if not row.spans:

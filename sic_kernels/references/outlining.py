@@ -221,14 +221,14 @@ def _with_levels(lists: list[PointList]) -> Iterable[PointList]:
         events.append((listed.span[0], -1, listed, listed.span[1]))
         if not listed.structural:
             events += [(point.span[0], 0, None, point.span[1]) for point in listed.points]
-    around: list[int] = []  # ends of the points that are open
+    # Ends of the points that are open, ascending: a text may have thousands that end with their block.
+    around: list[int] = []
     for begin, _, opened, end in sorted(events, key=lambda event: event[:2]):
-        while around and around[-1] <= begin:
-            around.pop()
+        del around[: bisect.bisect_right(around, begin)]
         if opened is None:
-            around.append(end)
+            bisect.insort(around, end)
         else:
-            yield dataclasses.replace(opened, level=sum(1 for other in around if other >= end))
+            yield dataclasses.replace(opened, level=len(around) - bisect.bisect_left(around, end))
 
 
 def _without_code(text: str) -> str:

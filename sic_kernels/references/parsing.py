@@ -36,7 +36,7 @@ def parse(
         raise ArgumentError.of("parse", "lang", repr(lang), "|".join(LANGS))
     most = config.current().hash_depth if depth is None else checked_depth(depth)
     grammar = checked_grammar("parse", grammar)
-    low = text.lower()
+    low = str.lower(text)
     if len(low) != len(text):  # some letters are longer in lower case
         low = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
     found = grammar.native.parse(text, low, LANGS.index(lang) - 1, most)

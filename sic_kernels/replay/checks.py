@@ -15,6 +15,7 @@ from .cursor import MAX_POSITIONS, Cursor, boot_id
 from .cursor_word import RunRecord, process_id
 from .errors import CursorExpired, FingerprintMismatch, PlanError, StaleCursor
 from .segments import Buffer, Segment
+from .writers import are_others
 
 if TYPE_CHECKING:
     from .plan import ReplayPlan
@@ -205,6 +206,8 @@ def own_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
 def checked_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
     """The record of the cursor's run, if the plan, whose buffers are alive, may resume it here and now."""
     record = own_record(plan, cursor)
+    if are_others(plan.written, plan.word):
+        raise StaleCursor("cursor: a run that is marked in another progress word has written the buffers since")
     if cursor.boot != boot_id():
         raise StaleCursor("cursor: made before the machine was started again")
     if cursor.plan != plan.digest:

@@ -153,6 +153,7 @@ class CursorWord:
     @property
     def address(self) -> int:
         """Of the word, for a device that shall write it."""
+        self._check_open()
         return self._view.address()
 
     def begin(self, record: RunRecord) -> None:
@@ -175,7 +176,8 @@ class CursorWord:
         """Run `epoch` goes on with segment `layer` at `position`; everything before is done."""
         try:  # what comes after every segment has no checks of its own
             self._view.mark(epoch, layer, position, self.clock())
-        except TypeError:
+        except (TypeError, AttributeError):
+            self._check_open()
             for arg, value in (("epoch", epoch), ("layer", layer), ("position", position)):
                 integer("CursorWord.mark", arg, value, 0, "an integer, 0 or more", 64)
             raise
@@ -202,8 +204,12 @@ class CursorWord:
             self._known = data, RunRecord.from_bytes(data)
         return self._known[1]
 
+    @property
+    def is_open(self) -> bool:
+        return self._view is not None
+
     def _check_open(self) -> None:
-        if self._view is None:
+        if not self.is_open:
             raise SicError("progress word: it was closed")
 
     def raw(self) -> bytes:

@@ -37,6 +37,7 @@ from .errors import ContextPoisoned, CursorError, CursorExpired, FingerprintMism
 from .outcomes import Explanation, Interrupted, Progress, Result
 from .segments import Segment, bound, digest_of
 from .verification import hazards
+from .writers import are_others, claim
 
 Tensor = torch.Tensor
 
@@ -48,8 +49,11 @@ class ReplayPlan:
     """Segments over named buffers, run in order over the chunks of a text, with a mark after each.
 
     Thread-safe: calls run one after another; one that has waited `timeout_ms` for another which made no mark in that time gives
-    up (`SicError`). Deterministic if `verify` finds no hazard: a run that was stopped any number of
-    times, after any segment, in the middle of one, or by the death of the process, ends with the bits of one that was not.
+    up (`SicError`). Deterministic if `verify` finds no hazard: a run that was stopped any number of times, after any segment, in
+    the middle of one, or by the death of the process, ends with the bits of one that was not. Segments run without gradients.
+
+    Of two plans over the same buffers that mark in two words, the one that did not run last knows nothing of them: its `length`
+    is 0, its cursors are stale. Where they share rows on purpose, `rows_given` says that these are right.
 
     The clock is monotonic. A cursor of `timeout_ms` milliseconds (default: SIC_CURSOR_TIMEOUT_MS) or older has expired.
     """
@@ -72,6 +76,8 @@ class ReplayPlan:
         check_contract(self.segments, self.buffers, self.inputs, self.outputs)
         self.names = tuple(s.name for s in self.segments)
         self.digest = digest_of(self.segments, self.buffers, backend)
+        changed = {*self.inputs, *(name for s in self.segments for name in s.changes)}
+        self.written = tuple(self.buffers[name].identity for name in sorted(changed))
         self.tensors = MappingProxyType({name: b.tensor for name, b in self.buffers.items()})
         self._anew: dict[int, str] = {}  # runs of this process that stand in for refused ones, and why
         self._lock, self._process, self._running = threading.Lock(), os.getpid(), threading.local()
@@ -172,6 +178,7 @@ class ReplayPlan:
                 expected = f"at most {length}, the tokens whose rows earlier runs have filled (or rows_given=True)"
                 raise ArgumentError.of(op, "begin", begin, expected)
             epoch = self._retire(begin)
+            claim(self.written, self.word)
             for name, value in given.items():
                 self.tensors[name].copy_(value)
             record = RunRecord(epoch, begin, end, chunk, seed, self.digest, self.fingerprint)
@@ -227,13 +234,16 @@ class ReplayPlan:
     @property
     def length(self) -> int:
         """Tokens whose rows are filled, by the progress word: also of a process that died. 0 where they are gone, or those of
-        another plan or model."""
+        another plan or model, or a run that is marked in another word has written the buffers since."""
         try:
             last = self.word.read()
         except StaleCursor as error:
             _log.warning("no rows are known: %s", error)
             return 0
         if last is None or last[0].plan != self.digest or last[0].boot != boot_id():
+            return 0
+        if are_others(self.written, self.word):
+            _log.warning("no rows are known: a run of another progress word has written the buffers since")
             return 0
         same = last[0].fingerprint == self.fingerprint
         return last[1].position if same and (last[0].process == process_id() or not self.mortal) else 0
@@ -290,7 +300,8 @@ class ReplayPlan:
         self._acquire(op)
         self._turns, self._running.here = self._turns + 1, True
         try:
-            yield
+            with torch.no_grad():  # buffers would remember every run that wrote them
+                yield
         finally:
             self._running.here = False
             self._lock.release()

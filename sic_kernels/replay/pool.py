@@ -208,7 +208,7 @@ class MemoryPool:
             return
         if not on_cpu:
             raise ArgumentError.of(op, "backing", f"a file for {place}", "None: only the CPU's memory can be a file")
-        path = file_path(op, "backing", backing, "a path, or None")
+        path = _file(op, "backing", backing, "a path, or None")
         if not os.path.exists(path):
             self._start(native.module().MemoryPool.create(path, quotas, names, poisoned), place, path)
             return
@@ -227,7 +227,7 @@ class MemoryPool:
         `ArgumentError` if it cannot be opened; `PoolError` if it is no pool's, of another version, damaged, or in use.
         """
         op = "MemoryPool.attach"
-        self, path = cls.__new__(cls), file_path(op, "path", path)
+        self, path = cls.__new__(cls), _file(op, "path", path, "a path")
         bound = native.module().MemoryPool.attach(path, _poison(op, poison, True))
         self._start(bound, torch.device("cpu"), path)
         return self
@@ -264,8 +264,8 @@ class MemoryPool:
         op = "MemoryPool.alloc"
         shape, kind = _shape(op, size, dtype)
         nbytes = math.prod(shape) * kind.itemsize
-        if nbytes == 0:
-            raise ArgumentError.of(op, "size", size, "a block of at least 1 byte")
+        if not 0 < nbytes < 1 << _BITS:
+            raise ArgumentError.of(op, "size", size, f"a block of at least 1 byte, below 2^{_BITS} bytes")
         index = self._index(op, part)
         alignment = integer(op, "alignment", alignment, 1, "a power of two from 256 to 4096")
         label = _name(op, name)
@@ -433,13 +433,14 @@ def _quotas(op: str, nbytes: int, parts: Sequence[str], weights: Sequence[float]
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise ArgumentError.of(op, arg, repr(value), f"a sequence of {expected}")
     names, shares = list(parts), list(weights)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ArgumentError.of(op, "parts", names, "names, one or more")
+    if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise ArgumentError.of(op, "parts", names, "printable names, one or more")
     right = all(isinstance(w, (int, float)) and not isinstance(w, bool) and 0 < w < math.inf for w in shares)
     if len(shares) != len(names) or not right:
         raise ArgumentError.of(op, "weights", shares, f"{len(names)} positive numbers, one for each of {names}")
     units = nbytes // UNIT
-    exact = [Fraction(w) * units / sum(map(Fraction, shares)) for w in shares]
+    total = sum(map(Fraction, shares))
+    exact = [Fraction(w) * units / total for w in shares]
     whole = [int(share) for share in exact]
     most_cut_first = sorted(range(len(names)), key=lambda i: whole[i] - exact[i])
     for i in most_cut_first[: units - sum(whole)]:
@@ -449,6 +450,16 @@ def _quotas(op: str, nbytes: int, parts: Sequence[str], weights: Sequence[float]
             op, "nbytes", nbytes, f"enough for {UNIT} bytes of each of {names} with weights {shares}"
         )
     return [(name, n * UNIT) for name, n in zip(names, whole)]
+
+
+def _file(op: str, arg: str, value: Any, expected: str) -> str:
+    """For the native pool, whose messages name it."""
+    path = file_path(op, arg, value, expected)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError.of(op, arg, repr(path), f"{expected}, in UTF-8") from None
+    return path
 
 
 def _poison(op: str, poison: bool | None, on_cpu: bool) -> bool:

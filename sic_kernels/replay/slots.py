@@ -27,7 +27,7 @@ from ..runtime.fingerprint import Fingerprint
 from .errors import PoolExhausted
 from .pool import Block, MemoryPool
 
-_NAME = re.compile(r"slot:([0-9a-f]{32}):([0-9a-f]{32}):(\d+):(exact|approximate)")
+_NAME = re.compile(r"slot:([0-9a-f]{32}):([0-9a-f]{32}):(0|[1-9][0-9]*):(exact|approximate)")
 
 
 def prefix_digest(tokens: Any) -> bytes:

@@ -105,6 +105,8 @@ def steps(trace: Record) -> tuple[list[Step], int]:
 def _rows(record: Record) -> Iterator[tuple[int, int, HeadRow]]:
     """(sequence, query token, row) of one `attend`."""
     (B, T, query_heads), status = array(record["status"])
+    if query_heads < 1:  # else any number of rows would need no values
+        raise ValueError(f"{query_heads} query heads")
     heads, page, lengths = _count(record, "kv_heads"), _count(record, "page_size"), array(record["seq_lens"])[1]
     omitted, group = array(record["omitted_mass"])[1], query_heads // heads
     step = 1.0 if record.get("page_scores") is None else float(record["score_step"])

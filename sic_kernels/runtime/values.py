@@ -59,12 +59,14 @@ def text(op: str, arg: str, value: Any, expected: str = "a str") -> str:
 
 
 def file_path(op: str, arg: str, value: Any, expected: str = "a path") -> str:
-    """A path as text; `ArgumentError` for what is none, and for one of bytes."""
+    """A path as text; `ArgumentError` for what is none, for one of bytes, and for a NUL, at which others take it to end."""
     path = value if isinstance(value, str) else None
     if isinstance(value, os.PathLike):
         path = value.__fspath__()
     if not isinstance(path, str):
         raise ArgumentError.of(op, arg, type(value).__name__, expected)
+    if "\0" in path:
+        raise ArgumentError.of(op, arg, repr(path), f"{expected}, without a NUL")
     return path
 
 
