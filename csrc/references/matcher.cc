@@ -26,7 +26,7 @@ Matcher::Outcome Matcher::outcome(Choice from) {
   return Outcome::unknown;
 }
 
-// To clear a table takes as long as it has buckets, however few of them the next match fills.
+// To clear a map takes as long as it has buckets, however few of them the next match fills.
 void Matcher::forget() {
   if (known_.bucket_count() > kKeptBuckets) {
     std::unordered_map<uint64_t, Outcome>().swap(known_);
@@ -87,8 +87,9 @@ int64_t Matcher::explore(const Search& search, Choice now, Goal goal) {
     trail_.resize(now.trail);
   }
   choices_.resize(base);
-  for (; trail_.size() > begin; trail_.pop_back())
+  for (; trail_.size() > begin; trail_.pop_back()) {
     if (result != kNone) known_[trail_.back()] = Outcome::ends;
+  }
   return result;
 }
 

@@ -221,9 +221,8 @@ def _with_levels(lists: list[PointList]) -> Iterable[PointList]:
         events.append((listed.span[0], -1, listed, listed.span[1]))
         if not listed.structural:
             events += [(point.span[0], 0, None, point.span[1]) for point in listed.points]
-    around: list[
-        int
-    ] = []  # ends of the points that are open, ascending: a text may have thousands that end with their block
+    # Ends of the points that are open, ascending: a text may have thousands that end with their block.
+    around: list[int] = []
     for begin, _, opened, end in sorted(events, key=lambda event: event[:2]):
         del around[: bisect.bisect_right(around, begin)]
         if opened is None:
