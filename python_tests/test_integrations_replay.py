@@ -97,6 +97,25 @@ def test_a_deadline_in_generate(model):
         r.generate(2)
 
 
+def test_the_median_of_several_kills_counts(monkeypatch, tmp_path):
+    """And of as many loads; states are saved once."""
+    firsts, loads, saves = iter([5.0, 1.0, 3.0]), iter([9.0, 1.0, 2.0]), []
+
+    def said(what, job):
+        if what == "load":
+            return {"first": next(loads)}
+        if what == "save":
+            saves.append(job.folder)
+            return {"saving": {"torch": 7.0}, "nbytes": {"torch": 8}}
+        return {"first": next(firsts), "executed": 6, "answer": [1], "loading": 0.5}
+
+    monkeypatch.setattr(_kill, "_said", said)
+    monkeypatch.setattr(_kill, "_killed", lambda job: {"work": 4.0, "segments": 4})
+    found = _kill.kill(Job(str(tmp_path), 40, CHUNK, 2), ("torch",), times=3)
+    assert (found.resumed, found.loaded, len(saves)) == (3.0, {"torch": 2.0}, 1)
+    assert (found.recomputed, found.saving, found.nbytes) == (4.0, {"torch": 7.0}, {"torch": 8})
+
+
 def test_a_process_that_cannot_start(folder, tmp_path):
     with pytest.raises(SicError, match="ended by itself"):
         _kill.kill(Job(str(tmp_path), 40, CHUNK, 1, model=folder, text=str(tmp_path / "none")))
@@ -168,8 +187,9 @@ def a_process(monkeypatch, code):
 def test_what_libraries_print_is_no_answer(monkeypatch):
     """Also more of it than a pipe holds."""
     noise = "import sys, time; sys.stderr.write('x' * 200_000); print('a warning'); print(3)\n"
-    started = a_process(monkeypatch, noise + "print('{\"work\": 1.5}', flush=True); time.sleep(3600)")
-    assert _kill._killed(Job("", 40, CHUNK)) == 1.5
+    said = "print('{\"segments\": 4}'); print('{\"work\": 1.5}', flush=True); time.sleep(3600)"
+    started = a_process(monkeypatch, noise + said)
+    assert _kill._killed(Job("", 40, CHUNK)) == {"segments": 4, "work": 1.5}
     assert started[0].returncode == -signal.SIGKILL
 
 

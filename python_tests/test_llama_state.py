@@ -128,12 +128,8 @@ def test_the_tokens_that_a_killed_prefill_had_finished(stand_in, monkeypatch):
     """Killed in the third of its chunks of 256, whose segments are two layers, embedding and head."""
     asked = []
     monkeypatch.setattr(_llama_cpp, "state_file", lambda *a: asked.append(a) or "found")
-    config = types.SimpleNamespace(num_hidden_layers=2)
-    lm = types.SimpleNamespace(
-        gguf=Path("model.gguf"), model=types.SimpleNamespace(config=config),
-        tokens=lambda text, count: np.arange(count)[None],
-    )  # fmt: skip
-    assert _kill._by_llama_cpp(Job("folder", 1024, 256, 2 * 4 + 3), "llama.cpp f16", lm) == "found"
+    lm = types.SimpleNamespace(gguf=Path("model.gguf"), tokens=lambda text, count: np.arange(count)[None])
+    assert _kill._by_llama_cpp(Job("folder", 1024, 256, 2 * 4 + 3), "llama.cpp f16", lm, 4) == "found"
     gguf, ids, capacity, chunk, form, file, _ = asked[0]
     assert (gguf, ids, capacity) == (lm.gguf, list(range(2 * 256 + 1)), 1024 + 8)
     assert (chunk, form, file.parent) == (256, "llama.cpp f16", Path("folder"))
@@ -141,4 +137,4 @@ def test_the_tokens_that_a_killed_prefill_had_finished(stand_in, monkeypatch):
 
 def test_it_says_what_is_missing(stand_in):
     with pytest.raises(NotHere, match=r"not a \.gguf file"):
-        _kill._by_llama_cpp(Job("", 40, 8), "llama.cpp f16", None)
+        _kill._by_llama_cpp(Job("", 40, 8), "llama.cpp f16", None, 4)

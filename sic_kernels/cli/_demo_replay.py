@@ -43,13 +43,12 @@ def measure(lm: Any, args: argparse.Namespace, passage: torch.Tensor, bar: Any) 
 def killed(lm: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The prefill of the demo's own text: killed half-way, resumed; against states saved and loaded, and computing anew."""
     tokens = min(args.context, TOKENS)
-    segments = lm.model.config.num_hidden_layers + 2  # embedding and head
-    stop = -(-tokens // CHUNK) * segments // 2
-    job = Job("", tokens, CHUNK, stop, text=args.text, threads=args.threads or 0)
+    job = Job("", tokens, CHUNK, text=args.text, threads=args.threads or 0)
+    whole = job.runner(lm.model, backed=False)
+    stop = -(-tokens // CHUNK) * len(whole.plan.segments) // 2
     with tempfile.TemporaryDirectory() as folder:
         lm.save(folder)  # a GGUF file takes the new processes many times as long to load
-        found = _kill.kill(Job(**{**vars(job), "model": folder}), FORMATS, lm)
-    whole = job.runner(lm.model, backed=False)
+        found = _kill.kill(Job(**{**vars(job), "model": folder, "stop": stop}), FORMATS, lm)
     whole.prefill(lm.tokens(models.text(args.text), tokens)[0])
     return {
         **found.as_dict(), "tokens": tokens, "killed_after": stop, "same_tokens": whole.generate(job.answer) == found.answer

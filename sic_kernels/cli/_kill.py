@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,26 +21,34 @@ from . import _llama_cpp
 from ._coders import NotHere
 from ._replay_process import FILES, Job, load, save
 
-LOADS = 3  # times that a state is loaded; the quickest counts
+LOADS = 3  # times that a state is loaded; the median counts
 TIMEOUT = 600  # seconds for each process
 
 
 @dataclasses.dataclass(frozen=True)
-class Killed:
-    """Seconds from the loaded model to the first missing segment: `resumed`, `loaded` by format, `recomputed`.
+class Saved:
+    """States saved and loaded, by format. Seconds from the loaded model to the first missing segment: `loaded`.
 
     `opening`: the part of `loaded` in which llama.cpp makes its context. `saving`, `nbytes`, of each file: what loading needs
-    beforehand. `absent`: why a format was not measured. `executed`: segments that the second process ran; `answer`: its greedy
-    tokens.
+    beforehand. `absent`: why a format was not measured.
     """
 
-    resumed: float
     loaded: dict[str, float]
     opening: dict[str, float]
-    recomputed: float
     saving: dict[str, float]
     nbytes: dict[str, int]
     absent: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Killed(Saved):
+    """Also seconds to the first missing segment: `resumed`; `recomputed`, by doing again all that had been done.
+
+    `executed`: segments that the second process ran; `answer`: its greedy tokens.
+    """
+
+    resumed: float
+    recomputed: float
     executed: int
     answer: list[int]
     loading: float  # of the model, which all of them need
@@ -48,45 +57,60 @@ class Killed:
         return dataclasses.asdict(self)
 
 
-def kill(job: Job, formats: tuple[str, ...] = tuple(FILES), lm: Any = None) -> Killed:
+def kill(
+    job: Job, formats: tuple[str, ...] = tuple(FILES), lm: models.LanguageModel | None = None, times: int = 1
+) -> Killed:
     """Starts, kills and starts again, in a folder made in `job.folder` ("": the usual place) that is then gone.
 
     formats: of `FILES`; and of `_llama_cpp.STATES`, which are llama.cpp's own files, if `lm` was loaded from a GGUF file.
     lm: the loaded model; saved states are then saved and loaded in this process, which is quicker. None: in new ones.
+    times: that all this is done; the median of the resumes counts. States are saved once and loaded `LOADS` times.
     """
-    with tempfile.TemporaryDirectory(dir=job.folder or None) as folder:
-        job = dataclasses.replace(job, folder=folder)
-        work = _killed(job)
-        state = save(job) if lm is not None else _said("save", job)
-        loads = {form: _loaded(dataclasses.replace(job, format=form), lm) for form in formats if form in FILES}
-        opening: dict[str, float] = {}
-        absent: dict[str, str] = {}
-        for form in (form for form in formats if form in _llama_cpp.STATES):
-            try:
-                found = _by_llama_cpp(job, form, lm)
-            except NotHere as why:
-                absent[form] = str(why)
-                continue
-            loads[form], opening[form] = found.opening + found.loading, found.opening
-            state["saving"][form], state["nbytes"][form] = found.saving, found.nbytes
-        last = _said("resume", job)
-    said = {"executed": last["executed"], "answer": last["answer"], "loading": last["loading"]}
-    return Killed(last["first"], loads, opening, work, state["saving"], state["nbytes"], absent, **said)
+    resumes: list[dict[str, Any]] = []
+    saved: Saved | None = None
+    for _ in range(times):
+        with tempfile.TemporaryDirectory(dir=job.folder or None) as folder:
+            here = dataclasses.replace(job, folder=folder)
+            died = _killed(here)
+            saved = saved or _saved(here, formats, lm, died["segments"])
+            resumes.append(_said("resume", here))
+    assert saved is not None
+    last = resumes[-1]
+    return Killed(
+        **vars(saved), resumed=statistics.median(r["first"] for r in resumes), recomputed=died["work"],
+        executed=last["executed"], answer=last["answer"], loading=last["loading"],
+    )  # fmt: skip
 
 
-def _by_llama_cpp(job: Job, form: str, lm: Any) -> _llama_cpp.StateFile:
+def _saved(job: Job, formats: tuple[str, ...], lm: models.LanguageModel | None, segments: int) -> Saved:
+    """What the dead process would have had to save. segments: of its plan."""
+    state = save(job) if lm is not None else _said("save", job)
+    loaded = {form: _loaded(dataclasses.replace(job, format=form), lm) for form in formats if form in FILES}
+    found = Saved(loaded, {}, state["saving"], state["nbytes"], {})
+    for form in (form for form in formats if form in _llama_cpp.STATES):
+        try:
+            file = _by_llama_cpp(job, form, lm, segments)
+        except NotHere as why:
+            found.absent[form] = str(why)
+            continue
+        found.loaded[form], found.opening[form] = file.opening + file.loading, file.opening
+        found.saving[form], found.nbytes[form] = file.saving, file.nbytes
+    return found
+
+
+def _by_llama_cpp(job: Job, form: str, lm: models.LanguageModel | None, segments: int) -> _llama_cpp.StateFile:
     """Its state after the chunks that the killed prefill had finished; it cannot stop within one."""
-    gguf = _llama_cpp.require(getattr(lm, "gguf", None))
-    segments = lm.model.config.num_hidden_layers + 2  # embedding and head
+    gguf = _llama_cpp.require(None if lm is None else lm.gguf)
+    assert lm is not None
     done = max(1, job.stop // segments * job.chunk)
     ids = lm.tokens(models.text(job.text), done + 1)[0].tolist()
     file = Path(job.folder) / "state.llama"
     return _llama_cpp.state_file(gguf, ids, job.tokens + job.answer, job.chunk, form, file, LOADS)
 
 
-def _loaded(job: Job, lm: Any) -> float:
-    """The quickest of some loads."""
-    return min((load(job, lm) if lm is not None else _said("load", job))["first"] for _ in range(LOADS))
+def _loaded(job: Job, lm: models.LanguageModel | None) -> float:
+    """The median of some loads."""
+    return statistics.median((load(job, lm) if lm is not None else _said("load", job))["first"] for _ in range(LOADS))
 
 
 def _answers(what: str, job: Job) -> Generator[dict[str, Any], None, None]:
@@ -131,12 +155,14 @@ def _answer(line: str) -> dict[str, Any] | None:
     return said if isinstance(said, dict) else None
 
 
-def _killed(job: Job) -> float:
-    """Kills a prefill where it waits for it; the seconds that it had worked."""
+def _killed(job: Job) -> dict[str, Any]:
+    """Kills a prefill where it waits for it: the segments of its plan, and the seconds that it had worked."""
+    found: dict[str, Any] = {}
     with contextlib.closing(_answers("prefill", job)) as answers:
         for said in answers:
+            found |= said
             if "work" in said:
-                return said["work"]
+                return found
     raise SicError(f"prefill: the process ended by itself before segment {job.stop}, where it was to be killed")
 
 

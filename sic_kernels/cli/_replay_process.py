@@ -21,6 +21,8 @@ import torch
 
 from .. import models, replay
 from ..integrations.replay import ReplayRunner
+from ..replay.cursor_word import RunRecord
+from ..replay.engine import Engine
 
 FILES = {"torch": "state.pt", "torch, mmap": "state.pt", "safetensors": "state.safetensors"}
 ROOM = 1.6  # of the pool, over keys and values: the other parts, and a margin
@@ -65,10 +67,10 @@ class Job:
 class Watched:
     """An engine that notes when its first segment begins, and waits for its death before segment `stop`."""
 
-    def __init__(self, engine: Any, stop: int | None = None) -> None:
+    def __init__(self, engine: Engine, stop: int | None = None) -> None:
         self.engine, self.stop, self.count, self.first = engine, stop, 0, 0.0
 
-    def begin(self, record: Any) -> None:
+    def begin(self, record: RunRecord) -> None:
         self.engine.begin(record)
 
     def settle(self, at: int) -> int:
@@ -90,6 +92,7 @@ def say(**what: Any) -> None:
 
 def prefill(job: Job, lm: Any) -> None:
     r = job.runner(lm.model, backed=True)
+    say(segments=len(r.plan.segments))
     r.plan.engine = Watched(r.plan.engine, job.stop)
     r.prefill(lm.tokens(models.text(job.text), job.tokens)[0])
 
