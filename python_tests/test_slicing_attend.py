@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_helpers import chosen_lists, compare, every_backend, native_backend
 
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_inputs
 from sic_kernels.slicing.types import STATUS
 from sic_kernels.testing import (
     TOLERANCE,
@@ -43,7 +43,7 @@ class Problem:
         index = (*self.sketch, self.centre, self.planes, None)
         if self.unit == cases.PAGE:
             index = (None, None, None, 2, self.summary)
-        return cases.attend_inputs(self.q, self.cache, index, **args)
+        return cases_inputs.attend_inputs(self.q, self.cache, index, **args)
 
     def call(self, backend, **args):
         """out, lse, indices, counts, omitted_mass, status."""
@@ -149,7 +149,7 @@ def test_two_stages_are_score_shortlist_refine_select_attend(pool, backend):
 def test_select_slice_is_attend_before_its_attention(unit, extras, backend):
     """The same lists bit for bit, and the same omitted mass once the lse is known."""
     p = Problem([900, 333, 0, 20], unit=unit, T=2)
-    named = {**cases.ATTEND_POLICY, **extras}
+    named = {**cases_inputs.ATTEND_POLICY, **extras}
     c, index = p.cache, p.inputs(**extras)[3:8]
     chosen = [
         named[name] for name in ("ratio", "candidates", "top_p", "sink", "recent", "beta", "pool", "min_len", "keep")

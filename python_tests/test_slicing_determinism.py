@@ -8,7 +8,7 @@ from slicing_helpers import compare, listing, native_backend, thinned
 
 from sic_kernels.runtime import config
 from sic_kernels.runtime.native import module
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_inputs, cases_select
 from sic_kernels.slicing.reference_layout import visible
 from sic_kernels.testing import (
     TOLERANCE,
@@ -31,7 +31,7 @@ def attend_inputs(lens, T, heads, group, D, page, dtype, **policy):
     centre = 0.3 * randn(gen, heads, D)
     sketch = reference("key_sketch")(cache.k_cache, cache.block_table, cache.seq_lens, centre, None, 2, None)
     q = randn(gen, len(lens), T, heads * group, D, dtype=dtype)
-    return cases.attend_inputs(q, cache, (*sketch, centre, 2, None), **policy)
+    return cases_inputs.attend_inputs(q, cache, (*sketch, centre, 2, None), **policy)
 
 
 def long_attention(density, unit, dtype=BF16):
@@ -53,12 +53,15 @@ CALLS = {
     ),
     "page_summary": ("page_summary", lambda: cases.summary_case([3000, 800], 16, 128, BF16).inputs()),
     "score_pages": ("score_pages", lambda: cases.page_score_case([5000, 800], 1, 2, 4, 128, 16, BF16, 0.5, 1).inputs()),
-    "select": ("select", lambda: cases.topk_case(8, 8192, 512, F32, None).inputs()),
+    "select": ("select", lambda: cases_select.topk_case(8, 8192, 512, F32, None).inputs()),
     "gather": ("gather", lambda: cases.gather_case([3000, 800], 1, 2, 128, 64, 16, BF16, 0).inputs()),
     "merge": ("merge_states", lambda: cases.merge_case((200, 8), 128, BF16).inputs()),
     "attend": ("attend", lambda: attend_inputs([5000, 33, 2100], 1, 2, 4, 128, 16, BF16)),
     "attend_fallback": ("attend", lambda: attend_inputs([3000, 900], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.3)),
-    "attend_keep": ("attend", lambda: attend_inputs([3000, 900], 2, 2, 4, 64, 16, F32, keep=cases.kept("several"))),
+    "attend_keep": (
+        "attend",
+        lambda: attend_inputs([3000, 900], 2, 2, 4, 64, 16, F32, keep=cases_select.kept("several")),
+    ),
 }
 every_call = pytest.mark.parametrize("name", CALLS)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slicing_helpers import NATIVE, native_backend
 
 from sic_kernels import ArgumentError
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_select
 from sic_kernels.testing import RESULTS, assert_unchanged, copies, generator, guarded_like, randn, reference, run
 
 FORMAT = re.compile(r"^(?P<op>\w+): (?P<arg>[\w.]+): got (?P<got>.+), expected (?P<expected>.+)$", re.DOTALL)
@@ -51,7 +51,7 @@ GOOD = {
     ).inputs(),
     "page_summary": lambda: cases.summary_case([30, 11], 8, 16, torch.float32).inputs(),
     "score_pages": lambda: cases.page_score_case([30, 11], 2, 3, 2, 16, 8, torch.float32, 0.5, 1).inputs(),
-    "select": lambda: cases.topk_case(3, 50, 5, torch.float32, randn).inputs(),
+    "select": lambda: cases_select.topk_case(3, 50, 5, torch.float32, randn).inputs(),
     "gather": lambda: cases.gather_case([30, 11], 2, 3, 16, 24, 8, torch.float32, 0).inputs(),
     "sliced_attention": attention_call,
     "merge_states": merge_call,

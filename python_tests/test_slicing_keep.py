@@ -13,7 +13,8 @@ from test_slicing_determinism import instruction_set
 import sic_kernels as sic
 from sic_kernels import ArgumentError
 from sic_kernels.runtime import native
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_inputs
+from sic_kernels.slicing.cases_select import KEPT_SPANS, kept
 from sic_kernels.testing import (
     PagedCache,
     assert_same_bits,
@@ -52,7 +53,7 @@ def uniform(backend, lens, keep, unit=cases.TOKEN, T=1, **policy):
     else:
         index = (None, None, None, 2, reference("page_summary")(*where, None, None)[0])
     policy = {"ratio": 0.01, "max_seq_len": max(lens), **NOTHING, **policy}
-    inputs = cases.attend_inputs(torch.zeros(B, T, 1, 16), cache, index, keep=keep, **policy)
+    inputs = cases_inputs.attend_inputs(torch.zeros(B, T, 1, 16), cache, index, keep=keep, **policy)
     out, lse, indices, counts, omitted, status = run("attend", inputs, backend)
     return chosen_lists((indices, counts)), out[..., 0].flatten(), lse.flatten(), omitted.flatten(), status.flatten()
 
@@ -147,9 +148,7 @@ def test_keep_attend_grid(case, backend):
     size = case.shape["page"] if case.shape["unit"] == "p" else 1
     for row, (b, t) in zip(chosen_lists(got[2:4])[::2], ((b, t) for b in range(2) for t in range(2))):
         seen = (300, 90)[b] - 1 + t
-        kept = {
-            i // size for begin, end in cases.KEPT_SPANS[case.shape["keep"]][b] for i in range(begin, min(end, seen))
-        }
+        kept = {i // size for begin, end in KEPT_SPANS[case.shape["keep"]][b] for i in range(begin, min(end, seen))}
         assert kept <= set(row)
 
 
@@ -192,7 +191,7 @@ def test_nothing_kept_changes_no_bits(unit, backend):
     p = Problem([330, 90], unit=unit, T=2)
     want = p.call(backend)
     for name in ("none", "padding"):
-        assert_same_answer(p.call(backend, keep=cases.kept(name)), want, name)
+        assert_same_answer(p.call(backend, keep=kept(name)), want, name)
     assert_same_answer(p.call(backend, keep=spans([(330, 400)], [(90, 2**40)], dtype=torch.int64)), want, "beyond")
     assert_same_answer(p.call(backend, keep=spans([(0, 16), (298, 330)], [(3, 9), (58, 70)])), want, "forced")
 
@@ -211,7 +210,7 @@ def test_kept_ends_are_sinks_and_recent_tokens(unit, backend):
 def test_kinds_of_arrays(backend):
     """int64, and views with gaps or one row for all: the same bits."""
     p = Problem([330, 90])
-    keep = cases.kept("edges")
+    keep = kept("edges")
     want = p.call(backend, keep=keep)
     wide = torch.full((4, 7, 2), -5, dtype=torch.int64)
     view = wide[::2, 1:6:2]
@@ -266,8 +265,8 @@ def attend_call(keep):
 
 
 BAD = {
-    "float": cases.kept("one").float(), "int16": cases.kept("one").to(torch.int16),
-    "one row": cases.kept("one")[:1], "three rows": cases.kept("one")[[0, 1, 1]], "rank": cases.kept("one")[:, 0],
+    "float": kept("one").float(), "int16": kept("one").to(torch.int16),
+    "one row": kept("one")[:1], "three rows": kept("one")[[0, 1, 1]], "rank": kept("one")[:, 0],
     "three numbers": torch.zeros(2, 1, 3, dtype=torch.int32), "text": "1-2", "list": [[[1, 2]], [[1, 2]]],
     "gaps": torch.zeros(2, 1, 4, dtype=torch.int32)[..., ::2], "below 0": spans([(1, 2)], [(-1, 1)]),
     "far below 0": spans([(-(2**40), 3)], [(0, 1)], dtype=torch.int64),
@@ -280,7 +279,7 @@ BAD = {
 def test_wrong_spans(name, call, backend):
     """Named, before anything is touched."""
     op, inputs = call(BAD[name])
-    outs = guarded_like(reference(op)(*call(cases.kept("one"))[1]))
+    outs = guarded_like(reference(op)(*call(kept("one"))[1]))
     before = copies(inputs)
     with pytest.raises(ArgumentError, match=rf"^{op}: keep: got .+, expected "):
         run(op, inputs, backend, outs=[g.tensor for g in outs])
@@ -318,7 +317,7 @@ def test_public_functions_take_them():
     p = Problem([700, 90])
     params = sic.slicing.SketchParams(p.centre, torch.ones(2))
     sketch = sic.slicing.KeySketch(*p.sketch, params, 64, 16)
-    keep, policy = cases.kept("one"), sic.slicing.SlicePolicy(candidates=0.25)
+    keep, policy = kept("one"), sic.slicing.SlicePolicy(candidates=0.25)
     place = (p.cache.block_table, p.cache.seq_lens)
     args = (p.q[:, 0], p.cache.k_cache, p.cache.v_cache, sketch, *place)
     got = sic.slicing.attend(*args, policy=policy, keep=keep)

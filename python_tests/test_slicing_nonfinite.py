@@ -5,7 +5,7 @@ import torch
 from slicing_helpers import native_backend
 from test_slicing_attend import Problem
 
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_select
 from sic_kernels.testing import generator, randn, run
 
 NAN, INF = float("nan"), float("inf")
@@ -30,7 +30,7 @@ INTEGERS = {
     "score-max": (cases.score_case(LENS, 2, 2, 4, 64, 16, F32, 2, cases.MAX), {"q": 0, "norm": 2}),
     "score-softmax": (cases.score_case(LENS, 2, 2, 4, 64, 16, F32, 2, cases.SOFTMAX), {"q": 0, "norm": 2}),
     "refine": (cases.refine_case(cases.score_case(LENS, 2, 2, 4, 64, 16, F32, 2, cases.MAX)), {"q": 0, "norm": 2}),
-    "select": (cases.topk_case(2, 1024, 64, F32, randn), {"scores": 0}),
+    "select": (cases_select.topk_case(2, 1024, 64, F32, randn), {"scores": 0}),
 }
 
 

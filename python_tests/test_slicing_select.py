@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_helpers import by_case, check_case, chosen_lists, every_backend, native_backend
 
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_select
 from sic_kernels.testing import assert_same_bits, generator, randn, reference, run
 
 
@@ -41,7 +41,7 @@ def test_topk_grid(case, backend):
 def test_chosen_values_are_those_of_torch_topk(draw, dtype, backend):
     """The multiset of chosen scores is torch.topk's, and no tied score of lower index was passed over."""
     gen = generator(1)
-    scores = randn(gen, 4, 3000, dtype=dtype) if draw == "normal" else cases.near_ties(gen, (4, 3000), dtype)
+    scores = randn(gen, 4, 3000, dtype=dtype) if draw == "normal" else cases_select.near_ties(gen, (4, 3000), dtype)
     for row, chosen in zip(scores, select(backend, scores, budget=300)):
         got = row[chosen]
         assert torch.equal(got.sort(descending=True).values, row.topk(300).values)

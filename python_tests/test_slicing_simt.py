@@ -12,7 +12,7 @@ from test_slicing_determinism import attend_inputs, long_attention
 
 import sic_kernels as sic
 from sic_kernels.runtime import native
-from sic_kernels.slicing import cases
+from sic_kernels.slicing import cases, cases_select
 from sic_kernels.testing import assert_same_bits, generator, randn, run
 
 pytestmark = pytest.mark.backend("simt")
@@ -42,8 +42,8 @@ CALLS = {
                lambda: cases.refine_case(cases.score_case([700, 80], 1, 2, 4, 128, 16, BF16, 2, 1)).inputs()),
     "page_summary": ("page_summary", lambda: cases.summary_case([300, 80], 16, 128, BF16).inputs()),
     "score_pages": ("score_pages", lambda: cases.page_score_case([1500, 80], 2, 2, 4, 64, 16, BF16, 0.5, 1).inputs()),
-    "select_block": ("select", lambda: cases.topk_case(3, 3000, 512, F32, None).inputs()),
-    "select_chunks": ("select", lambda: cases.topk_case(2, 20000, 512, BF16, None).inputs()),
+    "select_block": ("select", lambda: cases_select.topk_case(3, 3000, 512, F32, None).inputs()),
+    "select_chunks": ("select", lambda: cases_select.topk_case(2, 20000, 512, BF16, None).inputs()),
     "gather": ("gather", lambda: cases.gather_case([300, 80], 1, 2, 128, 64, 16, BF16, 0).inputs()),
     "merge_states": ("merge_states", lambda: cases.merge_case((20, 8), 128, BF16).inputs()),
     "merge_many": ("merge_many", lambda: (randn(generator(0), 3, 20, 4, 64), randn(generator(1), 3, 20, 4))),
@@ -55,7 +55,7 @@ CALLS = {
     "attend": ("attend", lambda: attend_inputs([900, 33], 1, 2, 4, 128, 16, BF16)),
     "attend_clusters": ("attend", lambda: attend_inputs([8300, 33], 1, 1, 2, 32, 16, F32)),
     "attend_fallback": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, max_omitted_mass=0.1)),
-    "attend_keep": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, keep=cases.kept("several"))),
+    "attend_keep": ("attend", lambda: attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, keep=cases_select.kept("several"))),
 }  # fmt: skip
 # Rows of attend that are too long for the shared memory of a block are selected from step by step.
 CALLS |= {f"{name}_steps": CALLS[name] for name in ("attend", "attend_fallback", "attend_keep")}
@@ -175,7 +175,7 @@ def test_calls_are_captured_in_graphs(name, simt):
 
 @pytest.mark.parametrize("name", ["attend_keep", "attend_keep_steps"])
 def test_kept_spans_may_change_between_replays(name, simt):
-    keep = torch.zeros_like(cases.kept("several"))
+    keep = torch.zeros_like(cases_select.kept("several"))
     inputs = attend_inputs([600, 90], 2, 2, 4, 64, 16, F32, keep=keep)
     outs = tuple(torch.full_like(t, 77) for t in call(name))
     workspace = dirty_workspace("attend", inputs, outs)
@@ -185,7 +185,7 @@ def test_kept_spans_may_change_between_replays(name, simt):
     finally:
         simt.set_device_checks(True)
     seen = []
-    for spans in (cases.kept("several"), torch.full_like(keep, -1), cases.kept("one").expand(2, 16, 2)):
+    for spans in (cases_select.kept("several"), torch.full_like(keep, -1), cases_select.kept("one").expand(2, 16, 2)):
         keep.copy_(spans)
         graph.replay()
         assert_equal(outs, run("attend", inputs, "simt"), name)

@@ -10,17 +10,14 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..testing import (
-    EXACT,
     JUNK,
     SHORT_NAME,
     TOLERANCE,
-    Build,
     Case,
     PagedCache,
     Tolerance,
@@ -30,78 +27,12 @@ from ..testing import (
     random_selection,
 )
 from . import reference
+from .cases_append import append_grid
+from .cases_inputs import BF16, F16, F32, MAX, PAGE, SOFTMAX, TOKEN, attention_inputs, make, select_inputs
+from .cases_select import keep_attend_grid, keep_select_grid, select_slice_grid, topk_grid
 from .reference_layout import visible
 
 Tensor = torch.Tensor
-
-TOKEN, PAGE = 0, 1  # unit
-MAX, SOFTMAX = 0, 1  # pool
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-
-
-class AppendCase(Case):
-    """One call of append_kv; its results are the cache and the index that it writes to."""
-
-    def written(self, inputs: tuple) -> tuple[Tensor, ...]:
-        _, _, k_cache, v_cache, _, _, _, bits, norm, _, summary = inputs
-        return tuple(x for x in (k_cache, v_cache, bits, norm, summary) if x is not None)
-
-
-def _case(op: str, build: Build, *, tolerance: Tolerance = EXACT, bytes_moved: int = 0, **shape: Any) -> Case:
-    words = [f"{k}{SHORT_NAME.get(v, v)}".replace("torch.", "") for k, v in shape.items()]
-    kind = AppendCase if op == "append_kv" else Case
-    return kind(op, "-".join(words), MappingProxyType(shape), build, tolerance, bytes_moved)
-
-
-def _bytes(*tensors: Tensor | None) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors if x is not None)
-
-
-# --- inputs, in the order of the native ops -------------------------------------------------------------------------
-
-
-def attention_inputs(q, cache: PagedCache, selection=None, unit: int = TOKEN, **extra: Any) -> tuple:
-    """Inputs of sliced_attention; `selection` is (indices, counts) or None; extras by name."""
-    indices, counts = (None, None) if selection is None else selection
-    return (
-        q, cache.k_cache, cache.v_cache, cache.block_table, cache.seq_lens, indices, counts, unit,
-        extra.get("scale"), extra.get("key_bias"), extra.get("softcap"), extra.get("window"), extra.get("sinks"),
-        extra.get("k_scale"), extra.get("v_scale"), extra.get("max_seq_len"),
-    )  # fmt: skip
-
-
-def select_inputs(scores, seq_lens, **args: Any) -> tuple:
-    """Inputs of select; names and defaults of the public function."""
-    return (
-        scores, seq_lens, args.get("unit", TOKEN), args.get("page_size", 1), args.get("ratio", 0.12),
-        args.get("budget"), args.get("top_p"), args.get("sink", 16), args.get("recent", 32), args.get("keep"),
-        args.get("capacity"),
-    )  # fmt: skip
-
-
-ATTEND_POLICY: dict[str, Any] = {  # of `attend`, in the order of its inputs
-    "ratio": 0.12, "candidates": 0.25, "top_p": None, "sink": 16, "recent": 32, "beta": 0.5, "pool": SOFTMAX,
-    "max_omitted_mass": None, "dense_layer": False, "max_sliced_T": 16, "min_len": 0, "keep": None,
-}  # fmt: skip
-
-
-def attend_inputs(q, cache: PagedCache, index: tuple, **args: Any) -> tuple:
-    """Inputs of attend; index: bits, norm, centre, planes and summary; policy and extras by name."""
-    extras = ("scale", "key_bias", "softcap", "window", "sinks", "k_scale", "v_scale", "max_seq_len")
-    unknown = set(args) - {*ATTEND_POLICY, *extras}
-    if unknown:
-        raise TypeError(f"attend has no {sorted(unknown)}")
-    return (
-        q, cache.k_cache, cache.v_cache, *index, cache.block_table, cache.seq_lens,
-        *(args.get(name, default) for name, default in ATTEND_POLICY.items()), *(args.get(name) for name in extras),
-    )  # fmt: skip
-
-
-def near_ties(gen: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Scores just above 1 that differ only in the low 10 bits of an f32: many ties, and near ties."""
-    low = torch.randint(0, 1 << 10, shape, generator=gen, dtype=torch.int32)
-    return (low | 0x3F800000).view(torch.float32).to(dtype)
-
 
 # --- acceptance grids -----------------------------------------------------------------------------------------------
 
@@ -129,7 +60,7 @@ def decode_case(length: int, page: int, budget: int, D: int, dtype: torch.dtype,
         counts = torch.full((1, 1, 2), indices.shape[-1], dtype=torch.int32)
         return attention_inputs(q, cache, (indices, counts), unit)
 
-    return _case(
+    return make(
         "sliced_attention", build, tolerance=TOLERANCE[dtype], len=length, page=page, budget=budget, D=D, dt=dtype,
         unit="tp"[unit],
     )  # fmt: skip
@@ -183,7 +114,7 @@ def attention_case(
         return attention_inputs(q, paged, chosen, unit)
 
     extra = cache if Dv is None else {"Dv": Dv, **cache}
-    return _case(
+    return make(
         "sliced_attention", build, tolerance=TOLERANCE[dtype], lens="_".join(map(str, lens)), T=T, Hkv=heads, G=group,
         D=D, page=page, dt=dtype, density=density, unit="tp"[unit], **extra,
     )  # fmt: skip
@@ -203,30 +134,6 @@ def head_size_grid() -> Iterator[Case]:
             yield attention_case([37, 5], 2, 2, 3, D, 7, dtype, density=0.5, layout=layout, skew=skew)
 
 
-def topk_grid() -> Iterator[Case]:
-    """Top-k (grid 5): rows, widths, k, dtypes; normal scores and near ties; one very wide row."""
-    for rows, length, k, dtype in itertools.product(
-        (1, 8, 32), (1024, 4096, 8192), (64, 256, 512), (F32, F16, BF16)
-    ):  # fmt: skip
-        yield topk_case(rows, length, k, dtype, randn)
-    for rows, dtype in itertools.product((1, 8), (F32, F16, BF16)):
-        yield topk_case(rows, 4096, 256, dtype, None)
-    yield topk_case(1, 300_000, 2048, F32, randn)
-
-
-def topk_case(rows: int, length: int, k: int, dtype: torch.dtype, draw: Callable[..., Tensor] | None) -> Case:
-    """The k best of each row; `draw` None makes near ties."""
-
-    def build(gen: torch.Generator) -> tuple:
-        shape = (rows, 1, 1, length)
-        scores = near_ties(gen, shape, dtype) if draw is None else draw(gen, *shape, dtype=dtype)
-        return select_inputs(scores, torch.full((rows,), length, dtype=torch.int32), budget=k, sink=0, recent=0)
-
-    moved = rows * (length * torch.empty((), dtype=dtype).element_size() + 4 * k)
-    kind = "ties" if draw is None else "normal"
-    return _case("select", build, bytes_moved=moved, rows=rows, len=length, k=k, dt=dtype, draw=kind)
-
-
 def summary_grid() -> Iterator[Case]:
     """Page summaries (grid 6): last page partly filled."""
     for page, D, dtype in itertools.product((1, 3, 7, 16, 31), (64, 128, 256), (F32, F16, BF16)):
@@ -238,7 +145,7 @@ def summary_case(lens: list[int], page: int, D: int, dtype: torch.dtype) -> Case
         cache = paged_cache(gen, lens, 2, D, page, dtype)
         return (cache.k_cache, cache.block_table, cache.seq_lens, None, None)
 
-    return _case("page_summary", build, page=page, D=D, dt=dtype)
+    return make("page_summary", build, page=page, D=D, dt=dtype)
 
 
 def merge_grid() -> Iterator[Case]:
@@ -269,8 +176,8 @@ def merge_case(rows: tuple[int, ...], D: int, dtype: torch.dtype, n: int | None 
 
     tolerance, words = Tolerance(1e-3, 1e-2 if dtype == BF16 else 1e-3, 1e-5), "x".join(map(str, rows))
     if n is None:
-        return _case("merge_states", build, tolerance=tolerance, rows=words, D=D, dt=dtype)
-    return _case("merge_many", build, tolerance=tolerance, states=n, rows=words, D=D, dt=dtype)
+        return make("merge_states", build, tolerance=tolerance, rows=words, D=D, dt=dtype)
+    return make("merge_many", build, tolerance=tolerance, states=n, rows=words, D=D, dt=dtype)
 
 
 def sketch_grid() -> Iterator[Case]:
@@ -287,45 +194,10 @@ def sketch_case(lens: list[int], heads: int, D: int, page: int, dtype: torch.dty
 
     P_bytes = planes * -(-D // 8) + 2
     moved = sum(lens) * heads * (D * torch.empty((), dtype=dtype).element_size() + P_bytes)
-    return _case(
+    return make(
         "key_sketch", build, bytes_moved=moved, lens="_".join(map(str, lens)), Hkv=heads, D=D, page=page, planes=planes,
         dt=dtype, **cache,
     )  # fmt: skip
-
-
-def append_grid() -> Iterator[Case]:
-    """Rows into caches without an index, with a sketch, with page summaries."""
-    for index, page, dtype in itertools.product(("none", "sketch", "summary"), (1, 7, 16), (F32, F16, BF16)):
-        yield append_case([3 * page + 1, page], 2, 64, page, dtype, index, planes=1 + page % 2)
-
-
-def append_case(
-    lens: list[int], heads: int, D: int, page: int, dtype: torch.dtype, index: str, planes: int = 2
-) -> Case:
-    """As many rows as there are tokens, into slots of the cache in any order; every fifth is skipped."""
-
-    def build(gen: torch.Generator) -> tuple:
-        cache, centre = paged_cache(gen, lens, heads, D, page, dtype), 0.3 * randn(gen, heads, D)
-        slots = torch.randperm(cache.k_cache.shape[0] * page, generator=gen)[: sum(lens)]
-        slots[::5] = -1
-        k, v = (randn(gen, len(slots), heads, D, dtype=dtype) for _ in range(2))
-        rows, place = (k, v, cache.k_cache, cache.v_cache, slots), (cache.k_cache, cache.block_table, cache.seq_lens)
-        if index == "sketch":
-            return (*rows, None, None, *reference.key_sketch(*place, centre, None, planes, None), centre, None)
-        summary = reference.page_summary(*place, None, None)[0] if index == "summary" else None
-        return (*rows, None, None, None, None, None, summary)
-
-    return _case(
-        "append_kv",
-        build,
-        lens="_".join(map(str, lens)),
-        Hkv=heads,
-        D=D,
-        page=page,
-        dt=dtype,
-        index=index,
-        planes=planes,
-    )
 
 
 def score_grid() -> Iterator[Case]:
@@ -348,7 +220,7 @@ def score_case(
         return (q, bits, norm, paged.block_table, paged.seq_lens, page, planes, pool, None, None)
 
     moved = sum(lens) * heads * (-(-D // 8) + 2 + 2 * T)
-    return _case(
+    return make(
         "score_tokens", build, bytes_moved=moved, lens="_".join(map(str, lens)), T=T, Hkv=heads, G=group, D=D,
         page=page, dt=dtype, planes=planes, pool=pool,
     )  # fmt: skip
@@ -368,7 +240,7 @@ def refine_case(score: Case, share: float = 0.25) -> Case:
         listed = reference.select(*select_inputs(scores, inputs[4], ratio=share, sink=0, recent=0))
         return (*inputs[:6], *listed, *inputs[7:])
 
-    return _case("refine_tokens", build, share=share, **score.shape)
+    return make("refine_tokens", build, share=share, **score.shape)
 
 
 def page_score_grid() -> Iterator[Case]:
@@ -386,7 +258,7 @@ def page_score_case(
         q = randn(gen, len(lens), T, heads * group, D, dtype=dtype)
         return (q, summary, paged.block_table, paged.seq_lens, page, beta, pool, None, None)
 
-    return _case(
+    return make(
         "score_pages", build, tolerance=Tolerance(1e-4, 1e-5, 0.0), lens="_".join(map(str, lens)), T=T, Hkv=heads,
         G=group, D=D, page=page, dt=dtype, beta=beta, pool=pool,
     )  # fmt: skip
@@ -410,101 +282,9 @@ def gather_case(
 
     item = torch.empty((), dtype=dtype).element_size()
     moved = int(2 * keep * sum(lens) * T * heads * (Dk + Dv) * item)
-    return _case(
+    return make(
         "gather", build, bytes_moved=moved, lens="_".join(map(str, lens)), T=T, Hkv=heads, Dk=Dk, Dv=Dv, page=page,
         dt=dtype, unit="tp"[unit],
-    )  # fmt: skip
-
-
-# Spans of kept tokens of two sequences, of 300 and 90 tokens, that lie in every way to pages of 16 and 7 and to each other.
-KEPT_SPANS: dict[str, list[list[tuple[int, int]]]] = {
-    "none": [[], []],
-    "padding": [[(-1, -1), (0, 0), (9, 3)], [(-1, -1), (500, 500), (7, 7)]],
-    "one": [[(100, 131)], [(40, 41)]],
-    "edges": [[(96, 112), (160, 161), (207, 208)], [(0, 16), (64, 80), (89, 90)]],
-    "overlapping": [[(50, 90), (60, 70), (80, 120), (120, 125)], [(20, 40), (20, 40), (39, 60), (-1, -1)]],
-    "forced": [[(0, 40), (250, 300)], [(3, 9), (85, 90)]],
-    "beyond": [[(290, 1000), (299, 300), (300, 301)], [(80, 2**31 - 1), (90, 99), (1000, 2000)]],
-    "most": [[(5, 280)], [(1, 2)]],
-    "all": [[(0, 300)], [(0, 90)]],
-    "several": [[(17 * i, 17 * i + i) for i in range(16)], [(5 * i, 5 * i + 1) for i in range(16)]],
-}
-
-
-def kept(name: str, dtype: torch.dtype = torch.int32) -> Tensor:
-    """`KEPT_SPANS[name]` [2,n,2]."""
-    rows = KEPT_SPANS[name]
-    return torch.tensor(rows, dtype=dtype).view(2, len(rows[0]), 2)
-
-
-def keep_select_grid() -> Iterator[Case]:
-    """Selections with kept spans: every way they lie, both units, budgets below and above what is kept."""
-    ways = itertools.product(KEPT_SPANS, ((TOKEN, 1), (PAGE, 16), (PAGE, 7)), (0, 40, 200))
-    types = itertools.cycle((F32, torch.int16, F16, BF16))
-    for (name, (unit, page), budget), dtype in zip(ways, types):
-        yield keep_select_case(name, unit, page, budget, dtype)
-
-
-def keep_select_case(name: str, unit: int, page: int, budget: int, dtype: torch.dtype) -> Case:
-    def build(gen: torch.Generator) -> tuple:
-        scores = randn(gen, 2, 2, 2, 320 if unit == TOKEN else -(-320 // page)) * 3
-        scores = (scores * 256).to(dtype) if dtype == torch.int16 else scores.to(dtype)
-        spans = kept(name, torch.int64 if budget == 40 else torch.int32)
-        lens = torch.tensor([300, 90], dtype=torch.int32)
-        args = {"sink": 4, "recent": 8} if budget else {"sink": 0, "recent": 0}
-        return select_inputs(scores, lens, unit=unit, page_size=page, budget=budget, keep=spans, **args)
-
-    return _case("select", build, lens="300_90", keep=name, unit="tp"[unit], page=page, budget=budget, dt=dtype)
-
-
-def keep_attend_grid() -> Iterator[Case]:
-    """Whole calls of attend with kept spans, by tokens and by pages."""
-    for n, (name, page) in enumerate(itertools.product(KEPT_SPANS, (16, 7))):
-        for unit, planes in ((TOKEN, 2), (TOKEN, 1)) if page == 7 else ((TOKEN, 2), (PAGE, 2)):
-            yield keep_attend_case(name, unit, planes, page, top_p=0.6 if n % 3 == 2 else None)
-
-
-def keep_attend_case(name: str, unit: int, planes: int, page: int, **policy: Any) -> Case:
-    def build(gen: torch.Generator) -> tuple:
-        q, cache, index = _problem(gen, unit, planes, page)
-        return attend_inputs(q, cache, index, ratio=0.1, sink=4, recent=8, keep=kept(name), **policy)
-
-    return _case(
-        "attend", build, tolerance=Tolerance(1e-5, 1e-5, 1e-3), lens="300_90", keep=name, unit="tp"[unit], planes=planes,
-        page=page, **policy,
-    )  # fmt: skip
-
-
-def _problem(gen: torch.Generator, unit: int, planes: int, page: int) -> tuple[Tensor, PagedCache, tuple]:
-    """Queries, a cache of two sequences, of 300 and 90 tokens, and its index: bits, norm, centre, planes and summary."""
-    cache = paged_cache(gen, [300, 90], 2, 64, page, F32)
-    centre, keys = 0.3 * randn(gen, 2, 64), (cache.k_cache, cache.block_table, cache.seq_lens)
-    if unit == TOKEN:
-        index = (*reference.key_sketch(*keys, centre, None, planes, None), centre, planes, None)
-    else:
-        index = (None, None, None, 2, reference.page_summary(*keys, None, None)[0])
-    return randn(gen, 2, 2, 6, 64) * 2, cache, index
-
-
-def select_slice_grid() -> Iterator[Case]:
-    """What attend reads, without reading it: by tokens in one stage and in two, by pages; some tokens kept."""
-    for (unit, planes), page, top_p, name in itertools.product(
-        ((TOKEN, 2), (TOKEN, 1), (PAGE, 2)), (16, 7), (None, 0.6), ("none", "edges")
-    ):
-        yield select_slice_case(unit, planes, page, top_p, name)
-
-
-def select_slice_case(unit: int, planes: int, page: int, top_p: float | None, name: str) -> Case:
-    def build(gen: torch.Generator) -> tuple:
-        q, cache, index = _problem(gen, unit, planes, page)
-        policy = {**ATTEND_POLICY, "ratio": 0.1, "sink": 4, "recent": 8, "top_p": top_p, "keep": kept(name)}
-        names = ("ratio", "candidates", "top_p", "sink", "recent", "beta", "pool", "min_len", "keep")
-        place = (cache.block_table, cache.seq_lens, page)
-        return (q, *index, *place, *(policy[name] for name in names), None, None, None, None, None)
-
-    return _case(
-        "select_slice", build, tolerance=Tolerance(0.0, 0.0, 1e-3), lens="300_90", keep=name, unit="tp"[unit],
-        planes=planes, page=page, top_p=top_p,
     )  # fmt: skip
 
 
