@@ -5,6 +5,7 @@ used the test is skipped with the reason; if SIC_REQUIRE names it (`SIC_REQUIRE=
 a machine that must have a GPU cannot pass by skipping. `cpu` and `ref` are always required.
 """
 
+import collections
 import os
 
 # Idle OpenMP threads sleep instead of spinning between small tensors, on cores that other tests need. Before torch loads.
@@ -28,6 +29,8 @@ else:
 
 REQUIRED = {"cpu", "ref", *filter(None, os.environ.get("SIC_REQUIRE", "").split(","))}
 
+SIMT_SHARE = int(os.environ.get("SIMT_SHARE", "1"))
+
 # The shared cases run on a GPU too where one is required. Before any test file is imported.
 for name in ("cuda", "triton"):
     for backends in (slicing_helpers.NATIVE, slicing_helpers.EVERY):
@@ -49,6 +52,29 @@ def pytest_configure(config):
         raise pytest.UsageError(
             f"SIC_REQUIRE: no backend {', '.join(REQUIRED - set(TABLE))}; there are {', '.join(TABLE)}"
         )
+
+
+def pytest_report_header():
+    return f"emulator: one in {SIMT_SHARE} of each test's cases (SIMT_SHARE)" if SIMT_SHARE > 1 else None
+
+
+def left_out(items, share):
+    """All but one in `share` of each test's cases on the emulator, the first always being run."""
+    seen, out = collections.Counter(), []
+    for item in items:
+        if "simt" in backends_of(item):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % share:
+                out.append(item)
+            seen[test] += 1
+    return out
+
+
+def pytest_collection_modifyitems(config, items):
+    if out := left_out(items, SIMT_SHARE):
+        config.hook.pytest_deselected(items=out)
+        dropped = set(out)
+        items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_runtest_setup(item):

@@ -4,8 +4,10 @@ without hypothesis are skipped, not lost."""
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import conftest
 import pytest
 
 HERE = Path(__file__).parent
@@ -99,3 +101,17 @@ def test_fuzz_tests_without_hypothesis(tmp_path, missing):
         assert "hypothesis is not installed: pip install" in said
     else:
         assert "2 failed, 1 passed" in said
+
+
+def test_a_share_of_the_emulated_cases():
+    class Item:
+        def __init__(self, nodeid, backend):
+            self.nodeid, self.callspec = nodeid, types.SimpleNamespace(params={"backend": backend})
+
+        def iter_markers(self, name):
+            return []
+
+    items = [Item(f"{test}[{i}-{backend}]", backend) for test in "ab" for backend in ("cpu", "simt") for i in range(3)]
+    assert [item.nodeid for item in conftest.left_out(items, 2)] == ["a[1-simt]", "b[1-simt]"]
+    assert [item.nodeid for item in conftest.left_out(items, 3)] == ["a[1-simt]", "a[2-simt]", "b[1-simt]", "b[2-simt]"]
+    assert conftest.left_out(items, 1) == []
