@@ -35,7 +35,7 @@ def test_insert_and_lookup():
     assert (index.parent(root), index.parent(child), index.children(root)) == (None, root, 1)
     assert len(index) == 2
     assert root in index
-    assert root + 1 not in index
+    assert max(root, child) + 1 not in index  # where an entry lies is random
     assert "x" not in index
     assert repr(index) == "BlockIndex(2 of 10 entries)"
 
