@@ -29,8 +29,9 @@ _MOST_WORK: Any = 100_000  # of NumPy, to compare two views: milliseconds
 
 def checked_names(arg: str, names: Any) -> tuple[str, ...]:
     """Names of buffers; one string is not its letters."""
-    found = () if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in found):
+    is_several = isinstance(names, Iterable) and not isinstance(names, str)
+    found = tuple(names) if is_several else ()
+    if not is_several or not all(isinstance(name, str) for name in found):
         raise ArgumentError.of("ReplayPlan.capture", arg, repr(names), "a sequence of names of buffers")
     return found
 
@@ -223,16 +224,21 @@ def mortal(plan: ReplayPlan) -> str | None:
 
 def own_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
     """The record of the cursor's run, which must be the last one."""
+    return _last_run(plan, cursor)[0]
+
+
+def _last_run(plan: ReplayPlan, cursor: Cursor) -> tuple[RunRecord, Cursor]:
+    """The last run, which must be the cursor's, and where it goes on."""
     last = plan.word.read()
     if last is None or last[0].epoch != cursor.epoch:
         newest = "none" if last is None else f"run {last[0].epoch}"
         raise StaleCursor(f"cursor: of run {cursor.epoch}, the last one here is {newest}")
-    return last[0]
+    return last
 
 
 def checked_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
     """The record of the cursor's run, if the plan, whose buffers are alive, may resume it here and now."""
-    record = own_record(plan, cursor)
+    record, mark = _last_run(plan, cursor)
     if are_others(plan.written, plan.word):
         raise StaleCursor("cursor: a run that is marked in another progress word has written the buffers since")
     if cursor.boot != boot_id():
@@ -244,7 +250,7 @@ def checked_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
         raise StaleCursor(f"buffer {name!r}: died with its process: {detail}")
     if cursor.rng != record.seed:
         raise StaleCursor(f"cursor: seed {cursor.rng}, the run has {record.seed}")
-    _check_place(plan, record, cursor)
+    _check_place(plan, record, mark, cursor)
     if record.fingerprint != plan.fingerprint:
         field, (saved, live) = next(iter(record.fingerprint.diff(plan.fingerprint).items()))
         raise FingerprintMismatch(field, saved, live)
@@ -258,14 +264,13 @@ def checked_record(plan: ReplayPlan, cursor: Cursor) -> RunRecord:
     return record
 
 
-def _check_place(plan: ReplayPlan, record: RunRecord, cursor: Cursor) -> None:
+def _check_place(plan: ReplayPlan, record: RunRecord, mark: Cursor, cursor: Cursor) -> None:
     """The cursor names a segment of the run, and the run has not gone on since."""
     offset, layers = cursor.position - record.begin, len(plan.segments)
     if cursor.layer >= layers or not 0 <= offset < record.end - record.begin or offset % record.chunk:
         detail = f"the run has {layers} segments and tokens {record.begin} to {record.end} by {record.chunk}"
         raise StaleCursor(f"cursor: layer {cursor.layer}, position {cursor.position}: {detail}")
-    mark = plan.word.read()
-    if mark is not None and (mark[1].layer, mark[1].position) != (cursor.layer, cursor.position):
+    if (mark.layer, mark.position) != (cursor.layer, cursor.position):
         raise StaleCursor(
-            f"cursor: the run has gone on to layer {mark[1].layer}, position {mark[1].position}, since it was made"
+            f"cursor: the run has gone on to layer {mark.layer}, position {mark.position}, since it was made"
         )
