@@ -197,12 +197,17 @@ def test_what_is_no_bytes(wrong):
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_file_is_read_again(tmp_path):
-    path = tmp_path / "word"
-    word = CursorWord(path)
+def closed_word(folder):
+    """The file of a word with one mark of run 3."""
+    word = CursorWord(folder / "word")
     word.begin(record(3))
     word.mark(3, 1, 512)
     word.close()
+    return folder / "word"
+
+
+def test_file_is_read_again(tmp_path):
+    path = closed_word(tmp_path)
     again = CursorWord(path)
     assert again.read()[0] == record(3)
     assert path.stat().st_size == PAGE
@@ -238,11 +243,7 @@ def test_a_word_of_another_size_is_refused_and_kept(size, tmp_path):
 
 def test_every_byte_of_the_file_changed(tmp_path):
     """Never another place than the one marked: refused, the same, or (before the first run) nothing."""
-    path = tmp_path / "word"
-    word = CursorWord(path)
-    word.begin(record(3))
-    word.mark(3, 1, 512)
-    word.close()
+    path = closed_word(tmp_path)
     data = path.read_bytes()
     for i in range(PAGE):
         if data[i] == 0 and i % 16:  # of empty regions a sample
